@@ -1,0 +1,321 @@
+"""Text to token ids and back, from the vocabulary inside a GGUF file: byte-level BPE.
+
+The merging itself is the `tokenizers` library's; what the file says about its vocabulary (kinds of tokens,
+the first and last token, which tokens end an answer) is read here. Metadata names: the GGUF specification,
+`tokenizer.ggml.*`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.model.gguf import ModelFileError
+from octavo.text import pre_tokenizers
+from octavo.text.byte_alphabet import CHARACTER_OF_BYTE, spelled_bytes
+from octavo.text.pre_tokenizers import UnsupportedTokenizer
+from octavo.text.shield import MARK
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["InvalidText", "InvalidTokenId", "Tokenizer", "UnsupportedTokenizer"]
+
+_log = logging.getLogger(__name__)
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_HIDDEN_KINDS = frozenset({_UNKNOWN, _CONTROL, _UNUSED})
+_UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
+
+# Tokens that end a turn by what they are called: files often name only one of the tokens their model stops
+# with.
+_END_NAMES = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<EOT>",
+        "[EOT]",
+        "<eos>",
+        "</s>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+
+
+class InvalidText(ValueError):
+    """The text cannot be written as UTF-8 (a lone surrogate)."""
+
+
+class InvalidTokenId(ValueError):
+    """A token id outside the vocabulary."""
+
+    def __init__(self, token_id: int, vocab_size: int) -> None:
+        super().__init__(f"token id {token_id} is outside the vocabulary of {vocab_size} tokens")
+        self.token_id = token_id
+        self.vocab_size = vocab_size
+
+
+class Tokenizer:
+    """One model's vocabulary. Immutable once built; every method may be called from any thread.
+
+    A token is of one of these kinds (`tokenizer.ggml.token_type`):
+        normal        bytes, spelled in GPT-2's alphabet; made by merges
+        control       written by templates, never by people: `<|im_end|>`; no text of its own
+        user-defined  taken whole wherever its spelling appears in a text: `<think>`
+        byte          one byte, spelled `<0xE2>`
+        unknown, unused   no text
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        kinds: Sequence[int],
+        merges: Sequence[str],
+        *,
+        pre_tokenizer: str,
+        bos_token_id: int | None,
+        eos_token_ids: frozenset[int],
+        final_token_id: int | None,
+        add_bos: bool | None,
+    ) -> None:
+        """Build from plain lists; `from_gguf` reads them from a file's metadata.
+
+        tokens: spelling of each id; kinds: the token type of each id; merges: "left right", best first.
+        final_token_id: put at the end of every prompt (`add_eos_token`), or None. add_bos: None = as the
+        pre-tokenizer implies.
+        Raises: UnsupportedTokenizer for the pre-tokenizer's name; ModelFileError where lists disagree.
+        """
+        from tokenizers.models import BPE
+
+        recipe = pre_tokenizers.recipe_for(pre_tokenizer)
+        if len(kinds) != len(tokens):
+            raise ModelFileError(
+                f"the vocabulary has {len(tokens)} tokens, but tokenizer.ggml.token_type has {len(kinds)}"
+            )
+        self._tokens = tokens
+        self._kinds = kinds
+        self._bytes: list[bytes | None] = [None] * len(tokens)
+        self._ids = _ids_by_spelling(tokens)
+        self.vocab_size = len(tokens)
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        self._final_token_id = final_token_id
+        wants_bos = recipe.add_bos if add_bos is None else add_bos
+        self._first_token_id = bos_token_id if wants_bos else None
+        # SmolLM2 has no token for six control characters; the bytes that UTF-8 never uses do not matter.
+        self._lacks_bytes = not all(CHARACTER_OF_BYTE[byte] in self._ids for byte in _UTF8_BYTES)
+        self._told_of_loss = False
+
+        model = BPE(self._ids, _merge_pairs(merges, self._ids), ignore_merges=recipe.ignore_merges)
+        pre = pre_tokenizers.build(recipe)
+        # Three front doors to one shared model (the library counts references to it, it does not copy).
+        self._plain = self._front_door(model, pre, {_USER_DEFINED})
+        self._with_control = self._front_door(model, pre, {_USER_DEFINED, _CONTROL, _UNKNOWN})
+        self._with_shield = self._front_door(model, pre, {_USER_DEFINED, _CONTROL, _UNKNOWN}, drop_marks=True)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from a file's metadata (`GGUFFile.metadata`).
+
+        Raises: UnsupportedTokenizer (another kind of tokenizer, or an unknown pre-tokenizer name);
+                ModelFileError where the vocabulary, its kinds, its merges or its special ids disagree, with
+                numbers.
+        """
+        kind = metadata.get("tokenizer.ggml.model")
+        if kind is None:
+            raise ModelFileError("the file has no tokenizer (tokenizer.ggml.model is missing)")
+        if kind != "gpt2":
+            raise UnsupportedTokenizer(str(kind), ("gpt2",), what="tokenizer model")
+        tokens = _string_list(metadata, "tokenizer.ggml.tokens")
+        merges = _string_list(metadata, "tokenizer.ggml.merges")
+        kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+        eos = _special_id(metadata, "eos", len(tokens))
+        named_ends = (_special_id(metadata, name, len(tokens)) for name in ("eot", "eom"))
+        return cls(
+            tokens,
+            kinds,
+            merges,
+            # Files from before the key existed have none; llama.cpp reads them with the same name.
+            pre_tokenizer=metadata.get("tokenizer.ggml.pre") or "default",
+            bos_token_id=_special_id(metadata, "bos", len(tokens)),
+            eos_token_ids=_ends_by_name(tokens, kinds) | {i for i in (eos, *named_ends) if i is not None},
+            final_token_id=eos if metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+            add_bos=metadata.get("tokenizer.ggml.add_bos_token"),
+        )
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """The token ids of `text`.
+
+        add_special: put the model's first (and last) token around it where the file asks for them; never
+        doubled where
+            the text, with parse_special, already brings its own.
+        parse_special: read spellings of control tokens as those tokens. Yes for what a chat template
+        rendered, and for
+            the prompt of a raw completion, whose writer stands where the template stands (llama.cpp and vLLM
+            do the same); no for text that is only content. Marks of `shield` are taken out after control
+            tokens are recognised.
+        Raises: InvalidText with the position of a lone surrogate.
+        """
+        num_bytes = _length_in_bytes(text)
+        if not parse_special:
+            door = self._plain
+        elif MARK in text:
+            door = self._with_shield
+        else:
+            door = self._with_control
+        ids: list[int] = door.encode(text, add_special_tokens=False).ids
+        if self._lacks_bytes and not self._told_of_loss:
+            self._look_for_loss(num_bytes - len(MARK.encode()) * text.count(MARK) * parse_special, ids)
+        if add_special:
+            first, final = self._first_token_id, self._final_token_id
+            if first is not None and ids[:1] != [first]:
+                ids.insert(0, first)
+            if final is not None and ids[-1:] != [final]:
+                ids.append(final)
+        return ids
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `token_ids`; bytes that are not UTF-8 become U+FFFD. Raises InvalidTokenId.
+
+        skip_special: leave control tokens out; otherwise they appear as they are spelled.
+        """
+        piece = self.token_bytes if skip_special else self._spoken_bytes
+        return b"".join(map(piece, token_ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text: b"" if control, unknown or unused. Raises InvalidTokenId."""
+        if not 0 <= token_id < self.vocab_size:
+            raise InvalidTokenId(token_id, self.vocab_size)
+        known = self._bytes[token_id]
+        if known is None:
+            known = self._bytes[token_id] = self._work_out_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token as a person can read it, control tokens included; part of a character shows as U+FFFD.
+
+        Raises InvalidTokenId.
+        """
+        return self._spoken_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, spelling: str) -> int | None:
+        """The id whose spelling in the vocabulary is exactly `spelling`, or None."""
+        return self._ids.get(spelling)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the token has no text of its own. Raises InvalidTokenId."""
+        if not 0 <= token_id < self.vocab_size:
+            raise InvalidTokenId(token_id, self.vocab_size)
+        return self._kinds[token_id] in _HIDDEN_KINDS
+
+    def _spoken_bytes(self, token_id: int) -> bytes:
+        return self._tokens[token_id].encode() if self.is_control(token_id) else self.token_bytes(token_id)
+
+    def _work_out_bytes(self, token_id: int) -> bytes:
+        kind, spelling = self._kinds[token_id], self._tokens[token_id]
+        if kind in _HIDDEN_KINDS:
+            return b""
+        if kind == _BYTE and (match := re.fullmatch("<0x([0-9A-Fa-f]{2})>", spelling)) is not None:
+            return bytes.fromhex(match[1])
+        if kind == _USER_DEFINED:
+            return spelling.encode()  # spelled as it is, not in the byte alphabet
+        spelled = spelled_bytes(spelling)
+        return spelling.encode() if spelled is None else spelled
+
+    def _look_for_loss(self, num_bytes: int, ids: list[int]) -> None:
+        """Say once that text was left out: the reference tokenizers do the same, but without a word."""
+        lost = num_bytes - sum(len(self._spoken_bytes(token_id)) for token_id in ids)
+        if lost:
+            self._told_of_loss = True
+            _log.warning(
+                "a prompt has characters this vocabulary cannot write (%d bytes); they are left out, as in "
+                "other engines (said once)",
+                lost,
+            )
+
+    def _front_door(
+        self, model: Any, pre: Any, kinds: set[int], *, drop_marks: bool = False
+    ) -> tokenizers.Tokenizer:
+        from tokenizers import AddedToken, Tokenizer, normalizers
+
+        door = Tokenizer(model)
+        door.pre_tokenizer = pre
+        if drop_marks:
+            door.normalizer = normalizers.Replace(MARK, "")
+        spellings = [
+            self._tokens[i] for i, kind in enumerate(self._kinds) if kind in kinds and self._tokens[i]
+        ]
+        # normalized=False: matched in the text as it came, before any mark is dropped.
+        door.add_tokens([AddedToken(spelling, normalized=False, special=False) for spelling in spellings])
+        return door
+
+
+def _ids_by_spelling(tokens: Sequence[str]) -> dict[str, int]:
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    ids.pop("", None)  # a hole in the numbering; several are allowed
+    holes = tokens.count("")
+    if len(ids) + holes != len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if token and ids[token] != number)
+        raise ModelFileError(
+            f"the vocabulary has {len(tokens)} tokens but only {len(ids) + holes} different ones: "
+            f"{twice!r} appears twice"
+        )
+    return ids
+
+
+def _merge_pairs(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    pairs = []
+    for number, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        if left not in ids or right not in ids or left + right not in ids:
+            missing = next(token for token in (left, right, left + right) if token not in ids)
+            raise ModelFileError(
+                f"vocabulary and merges disagree: merge {number} of {len(merges)} ({merge!r}) needs "
+                f"{missing!r}, which is not among the {len(ids)} of the vocabulary"
+            )
+        pairs.append((left, right))
+    return pairs
+
+
+def _ends_by_name(tokens: Sequence[str], kinds: Sequence[int]) -> frozenset[int]:
+    marked = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)]
+    found = {tokens[i]: i for i in marked if tokens[i] in _END_NAMES}
+    if "<|return|>" in found and "<|call|>" in found:
+        found.pop("<|end|>", None)  # gpt-oss: ends one message of several inside an answer
+    return frozenset(found.values())
+
+
+def _special_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
+    token_id: int | None = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if token_id is not None and not 0 <= token_id < vocab_size:
+        raise ModelFileError(
+            f"tokenizer.ggml.{name}_token_id is {token_id}, outside the vocabulary of {vocab_size} tokens"
+        )
+    return token_id
+
+
+def _string_list(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value or not isinstance(value[0], str):
+        raise ModelFileError(f"{key} is missing or is not a list of strings")
+    return value
+
+
+def _length_in_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidText(
+            f"the text has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
+            "it cannot be written as UTF-8"
+        ) from None
