@@ -1,0 +1,96 @@
+# Octavo, from a checkout to a running server: `make serve`. `make help` names the rest.
+# Assumed: python3 >= 3.11, a C++20 compiler, make. Everything else goes into .venv.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+
+# Whatever compiler the machine has, unless one is named; CMake reads it from the environment.
+ifeq ($(origin CXX),default)
+CXX := $(firstword $(shell command -v c++ g++ clang++) c++)
+endif
+export CXX
+
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/done
+NATIVE := $(wildcard src/octavo/kernels/native/*.cpp src/octavo/kernels/native/*.h)
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+# Errors are shown, chatter is not.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
+
+.PHONY: serve test test-all check format build clean help
+
+serve: build  ## Set up, fetch the default model and serve it on 127.0.0.1:8000 (MODEL=, ARGS=)
+	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
+	@exec $(BIN)/octavo serve "$(MODEL)" $(ARGS)
+
+test: $(DONE)/native $(DONE)/dev  ## Set up and run every test but the slow ones (ARGS=)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(DONE)/native $(DONE)/dev  ## Every test, the slow ones too (ARGS=)
+	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+check: $(DONE)/dev  ## ruff, ruff format, mypy --strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(NATIVE),$(BIN)/clang-format --dry-run -Werror $(NATIVE))
+
+format: $(DONE)/dev  ## Rewrite the sources the way `make check` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(NATIVE),$(BIN)/clang-format -i $(NATIVE))
+
+build: $(DONE)/native  ## Bring the extension up to date (only what changed)
+
+clean:  ## Remove the environment and everything built (fetched models stay)
+	rm -rf $(VENV) build dist
+
+help:
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/'
+
+# All that is missing is named in one line, before anything is downloaded.
+$(DONE)/venv:
+	@missing=; hint=; \
+	if ! command -v $(PYTHON) >/dev/null; then \
+	  missing="$$missing, python3 (3.11 or later)"; hint="$$hint python3 python3-venv python3-dev"; \
+	elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  missing="$$missing, python3 3.11 or later (this is $$($(PYTHON) --version); name another with PYTHON=)"; \
+	else \
+	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	    { missing="$$missing, Python's venv module"; hint="$$hint python3-venv"; }; \
+	  test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+	    { missing="$$missing, Python's C headers"; hint="$$hint python3-dev"; }; \
+	fi; \
+	if ! command -v $(CXX) >/dev/null; then \
+	  missing="$$missing, a C++20 compiler"; hint="$$hint g++"; \
+	elif ! echo 'template <class T> concept Any = true; Any auto x = 0;' | $(CXX) -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; then \
+	  missing="$$missing, a C++20 compiler ($(CXX) is not; name another with CXX=)"; \
+	fi; \
+	if [ -n "$$missing" ]; then \
+	  echo "make: missing: $${missing#, }$${hint:+ (Debian, Ubuntu: apt install$$hint)}" >&2; exit 1; \
+	fi
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/tools: $(DONE)/venv
+	@echo "Installing the build tools"
+	@$(INSTALL) $(BUILD_TOOLS)
+	@touch $@
+
+# The editable install builds in build/, where the next build compiles only what changed.
+$(DONE)/native: $(DONE)/tools pyproject.toml CMakeLists.txt $(NATIVE)
+	@echo "Building the extension"
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# Not as an extra of the package: checks need no compiled extension.
+DEV_REQUIREMENTS := import tomllib; \
+  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*project["dependencies"], *project["optional-dependencies"]["dev"])
+
+$(DONE)/dev: $(DONE)/tools pyproject.toml
+	@echo "Installing what tests and checks need"
+	@$(INSTALL) $$($(BIN)/python -c '$(DEV_REQUIREMENTS)')
+	@touch $@
