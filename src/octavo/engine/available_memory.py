@@ -1,0 +1,75 @@
+"""How many bytes this process may still take: the machine's free memory, or its control group's if that is
+less.
+
+A container's limit is invisible in /proc/meminfo, and the group above may be tighter than one's own, so every
+level up to the mount point is read, for both versions of control groups. Page cache that the kernel can drop
+(`inactive_file`) counts as free, as it does in MemAvailable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as a huge number near 2**63; nothing at home has an exbibyte."""
+
+
+def available_memory(proc: Path = Path("/proc"), cgroup_mount: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be taken without swapping or being killed for it; at least 0.
+
+    Raises: OSError if the system does not say (no /proc/meminfo).
+    """
+    free = _meminfo_available(proc)
+    for limit, usage in _cgroup_levels(proc, cgroup_mount):
+        free = min(free, limit - usage)
+    return max(free, 0)
+
+
+def _meminfo_available(proc: Path) -> int:
+    fields = {}
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        fields[name] = int(rest.split()[0]) * 1024
+    return fields.get("MemAvailable", fields.get("MemFree", 0))
+
+
+def _cgroup_levels(proc: Path, mount: Path) -> list[tuple[int, int]]:
+    """(limit, usage) in bytes for each level that has a limit, version 1 and 2 alike."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    levels = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit_name, usage_name = mount, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit_name, usage_name = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # Inside a container the path may name directories that only the host sees; then the mount itself is
+        # ours.
+        for relative in [PurePosixPath(path.lstrip("/")), *PurePosixPath(path.lstrip("/")).parents]:
+            directory = root / relative
+            limit, usage = _read_bytes(directory / limit_name), _read_bytes(directory / usage_name)
+            if limit is not None and usage is not None and limit < UNLIMITED:
+                levels.append((limit, usage - _droppable(directory)))
+    return levels
+
+
+def _read_bytes(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _droppable(directory: Path) -> int:
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))

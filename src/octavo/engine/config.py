@@ -1,0 +1,46 @@
+"""How one engine uses the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits and sizes of one engine.
+
+    max_model_len: tokens of the longest request, prompt and answer together; None: the model's context.
+    kv_cache_memory: bytes of the block pool; None: what fits the machine (`plan_memory`).
+    num_blocks_override: blocks in the pool, whatever kv_cache_memory says.
+    block_size: tokens a block; 8, 16 or 32.
+    max_num_seqs: requests computed together. max_num_batched_tokens: tokens a step, at least max_num_seqs.
+    stall_timeout: seconds without a completed step, while there is work, after which `Engine.healthy` says
+    no.
+
+    Raises: ValueError naming the field and both numbers.
+    """
+
+    max_model_len: int | None = None
+    kv_cache_memory: int | None = None
+    num_blocks_override: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    enable_prefix_caching: bool = True
+    stall_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (8, 16, 32):
+            raise ValueError(f"block_size must be 8, 16 or 32, not {self.block_size}")
+        for name, least in (
+            ("max_model_len", 2),
+            ("kv_cache_memory", 1),
+            ("num_blocks_override", 1),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", self.max_num_seqs),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        if not self.stall_timeout > 0:
+            raise ValueError(f"stall_timeout must be more than 0 seconds, not {self.stall_timeout}")

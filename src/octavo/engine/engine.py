@@ -1,0 +1,317 @@
+"""The engine's front door: sizes the pool, takes requests, refuses what can never fit, opens and closes.
+
+What happens behind it is in `step_loop`, what comes out of it in `generation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from octavo.engine.available_memory import available_memory
+from octavo.engine.config import EngineConfig
+from octavo.engine.generation import Generation, LoopMailbox
+from octavo.engine.memory import MemoryPlan, plan_memory
+from octavo.engine.metrics import EngineCollector, EngineMetrics
+from octavo.engine.request import Request, RequestRefused
+from octavo.engine.samplers import SamplerFactory, native_sampler
+from octavo.engine.step_loop import BatchStepper, StepLoop
+from octavo.kv.arena import Arena
+from octavo.kv.kv_cache import KVCache
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from octavo.engine.sampling_params import SamplingParams
+    from octavo.kernels import Sampler
+    from octavo.kv.layout import KVLayout
+    from octavo.model.config import ModelConfig
+
+__all__ = ["Engine", "EngineConfig"]
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds another thread may keep the interpreter while the engine waits for it; Python's own is ten times
+that."""
+
+STOP_GRACE = 5.0
+"""Seconds `close` waits beyond its timeout for the step in progress, which cannot be interrupted."""
+
+
+class PagedModel(BatchStepper, Protocol):
+    """What the engine needs of `octavo.model.model.Model`."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+    def kv_layout(self, block_size: int = 16) -> KVLayout: ...
+    def bind(self, layout: KVLayout, arena: Arena) -> None: ...
+
+
+class EndTokens(Protocol):
+    """What the engine needs of `octavo.text.tokenizer.Tokenizer`."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+
+class Engine:
+    """Continuous batching over one model and one block pool. Every public method is thread-safe.
+
+    Raises (constructor): MemoryRefused before anything is allocated, ValueError where max_model_len is more
+    than the model's context.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        tokenizer: EndTokens,
+        config: EngineConfig | None = None,
+        *,
+        model_name: str | None = None,
+        block_order: Seq[int] | None = None,
+        sampler_factory: SamplerFactory = native_sampler,
+    ) -> None:
+        """model_name: the `model_name` label of the metrics. block_order: hand out fresh blocks in it."""
+        self.config = config = config if config is not None else EngineConfig()
+        context = model.config.context_length
+        if config.max_model_len is not None and config.max_model_len > context:
+            raise ValueError(
+                f"max_model_len {config.max_model_len:,} is more than the model's context, {context:,} tokens"
+            )
+        layout = model.kv_layout(config.block_size)
+        self.memory: MemoryPlan = plan_memory(
+            layout,
+            weight_bytes=model.weight_bytes,
+            buffer_bytes=model.buffer_bytes,
+            model_context=context,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            kv_cache_memory=config.kv_cache_memory,
+            num_blocks=config.num_blocks_override,
+            available=available_memory(),
+        )
+        self._vocab_size = model.config.vocab_size
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._sampler_factory = sampler_factory
+        cache = KVCache(
+            self.memory.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            block_order=block_order,
+        )
+        self._scheduler = Scheduler(
+            cache,
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=self.memory.longest_request,
+            ),
+        )
+        self.metrics = EngineMetrics()
+        self.collector = EngineCollector(
+            self.metrics, self._scheduler, cache, model_name if model_name is not None else model.config.name
+        )
+        self._loop = StepLoop(
+            model,
+            self._scheduler,
+            cache,
+            self.metrics,
+            audits_every_step=os.environ.get("OCTAVO_AUDIT") == "1",
+        )
+        self._ids = itertools.count(1)
+        self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = WeakKeyDictionary()
+        self._lock = (
+            threading.Lock()
+        )  # submit against close and fault: nothing is queued that nobody will run
+        self._accepting = True
+        self._thread: threading.Thread | None = None
+        self._num_submitted = 0
+
+        self._arena = Arena(layout.extent_bytes, self.memory.num_blocks)
+        try:
+            model.bind(layout, self._arena)
+        except BaseException:
+            self._arena.close()
+            raise
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are being computed."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that nothing was computed for yet."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_open(self) -> int:
+        """Requests submitted and not ended, whatever their state."""
+        return self._num_submitted - self._loop.num_finished
+
+    def start(self) -> None:
+        """Start the engine thread; what was submitted before has waited for it.
+
+        Raises: RuntimeError if it was started or closed before.
+        """
+        with self._lock:
+            if self._thread is not None or not self._accepting:
+                raise RuntimeError("an engine is started once")
+            sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
+            self._loop.last_progress = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+            self._thread.start()
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        cache_salt: str = "",
+        choice_index: int = 0,
+    ) -> Generation:
+        """Queue one choice. Choices of one prompt are submitted one by one and share its blocks.
+
+        request_id: for the log; need not be unique. cache_salt: prompts share blocks only under an equal
+        salt.
+        choice_index: the choice's own random stream under an equal seed.
+
+        Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
+        or can never fit; or if the engine is closing or has failed.
+        """
+        num_prompt, limit = len(prompt_token_ids), self.memory.longest_request
+        self._check_length(num_prompt, params.max_tokens, limit)
+        self._check_vocabulary(prompt_token_ids)
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        sequence_id = str(next(self._ids))
+        request = Request(
+            request_id if request_id is not None else sequence_id,
+            Sequence(sequence_id, list(prompt_token_ids), salt=cache_salt),
+            self._make_sampler(prompt_token_ids, params, choice_index, stop_token_ids),
+            max_output_tokens=params.max_tokens if params.max_tokens is not None else limit - num_prompt,
+            min_tokens=params.min_tokens,
+            stop_token_ids=stop_token_ids,
+            wants_logprobs=params.logprobs is not None,
+            arrived_at=time.monotonic(),
+        )
+        with self._lock:
+            if self._loop.fault is not None:
+                raise RequestRefused(f"the engine has stopped: {self._loop.fault}", code="engine_failed")
+            if not self._accepting:
+                raise RequestRefused("the server is shutting down", code="shutting_down")
+            self._num_submitted += 1
+            self._loop.commands.put(partial(self._loop.add, request))
+        return Generation(request, self)
+
+    def cancel(self, request: Request) -> None:
+        """`Generation.cancel`: applies between two steps."""
+        self._loop.commands.put(partial(self._loop.cancel, request))
+
+    def resume(self, request: Request) -> None:
+        """`Generation.take` of a held stream: its reader has caught up."""
+        self._loop.commands.put(partial(self._loop.resume, request))
+
+    def mailbox_of(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
+        """The one mailbox of `loop`: all its streams are woken by a single post a step."""
+        mailbox = self._mailboxes.get(loop)
+        if mailbox is None:
+            with self._lock:
+                mailbox = self._mailboxes.setdefault(loop, LoopMailbox(loop))
+        return mailbox
+
+    def healthy(self) -> bool:
+        """Whether work progresses or there is none.
+
+        False once the engine has failed, and while some request could be computed and no step has completed
+        for `stall_timeout` seconds.
+        """
+        if self._loop.fault is not None:
+            return False
+        if self.num_open == 0 or self._loop.resting:
+            return True
+        return time.monotonic() - self._loop.last_progress < self.config.stall_timeout
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Refuse new requests, let open ones finish for up to `timeout` seconds, fail the rest, free the
+        pool.
+
+        Raises: BlocksLeaked if a block is still in use afterwards; the fault the engine had stopped for, if
+        it had; RuntimeError if a step does not return. Closing again does nothing.
+        """
+        with self._lock:
+            if not self._accepting:
+                return
+            self._accepting = False
+        deadline = time.monotonic() + (timeout if self._thread is not None else 0.0)
+        self._loop.commands.put(partial(self._loop.close_at, deadline))
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.join(timeout + STOP_GRACE)
+            if self._thread.is_alive():
+                stuck = time.monotonic() - self._loop.last_progress
+                raise RuntimeError(f"the engine's step has not returned for {stuck:.1f} s")
+        self._arena.close()
+        if self._loop.fault is not None:
+            raise self._loop.fault
+
+    def _run(self) -> None:
+        self._loop.run()
+        with self._lock:  # a submission that saw no fault is in the queue by now
+            if self._loop.fault is not None:
+                self._loop.abandon_all()
+
+    def _check_length(self, num_prompt: int, max_tokens: int | None, limit: int) -> None:
+        if num_prompt == 0:
+            raise RequestRefused(
+                "the prompt is empty: there is no token to continue from", code="empty_prompt"
+            )
+        if max_tokens is not None and num_prompt + max_tokens > limit:
+            raise RequestRefused(
+                f"{num_prompt + max_tokens:,} tokens are needed ({num_prompt:,} of the prompt and max_tokens "
+                f"{max_tokens:,}), and the longest request is {limit:,} tokens",
+                code="context_length_exceeded",
+            )
+        if num_prompt >= limit:
+            raise RequestRefused(
+                f"the prompt has {num_prompt:,} tokens, and the longest request is {limit:,} tokens, "
+                "prompt and answer together",
+                code="context_length_exceeded",
+            )
+
+    def _check_vocabulary(self, token_ids: list[int]) -> None:
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestRefused(
+                    f"token id {token_id} is outside the vocabulary of {self._vocab_size:,} tokens",
+                    code="invalid_token",
+                )
+
+    def _make_sampler(
+        self, prompt: list[int], params: SamplingParams, choice_index: int, stop_token_ids: frozenset[int]
+    ) -> Sampler:
+        try:
+            sampler = self._sampler_factory(
+                self._vocab_size, params, choice_index=choice_index, stop_token_ids=stop_token_ids
+            )
+            if params.repetition_penalty != 1.0:
+                sampler.observe_prompt(np.array(prompt, dtype=np.int32))
+        except ValueError as error:  # ids outside this model's vocabulary, which SamplingParams cannot know
+            raise RequestRefused(str(error), code="invalid_token") from error
+        return sampler

@@ -1,0 +1,232 @@
+"""What the engine counts, and how Prometheus sees it.
+
+The engine thread records into plain lists and integers (well under a microsecond each); a scrape reads
+them. Nothing here is registered globally: every engine has its own `EngineMetrics` and its own collector,
+so two engines in one process never meet. Names follow vLLM's, with the prefix `octavo:`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from octavo.engine.request import RequestStats
+    from octavo.kv.kv_cache import KVCache
+    from octavo.scheduler.scheduler import Scheduler
+
+# Seconds. From the half millisecond of Python between two steps to the hour of a long document on a small
+# machine.
+WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+GAP_BUCKETS = (
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
+E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 3600.0)
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    """Counts by upper bound, one writer."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, values at or below it) as Prometheus wants them, "+Inf" last."""
+        pairs, below = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            below += count
+            pairs.append((bound, float(below)))
+        return pairs
+
+
+class StepTimes:
+    """The last `capacity` steps: seconds in the native call, and seconds of Python since the call before.
+
+    A gap is only recorded between two steps with no sleep in between. Every step of a benchmark can be
+    looked at afterwards at the price of two stores a step.
+    """
+
+    __slots__ = ("_capacity", "_gaps", "_num_gaps", "_num_steps", "_steps")
+
+    def __init__(self, capacity: int = 8192) -> None:
+        self._capacity = capacity
+        self._steps = array("d", bytes(8 * capacity))
+        self._gaps = array("d", bytes(8 * capacity))
+        self._num_steps = 0
+        self._num_gaps = 0
+
+    def record_step(self, seconds: float) -> None:
+        self._steps[self._num_steps % self._capacity] = seconds
+        self._num_steps += 1
+
+    def record_gap(self, seconds: float) -> None:
+        self._gaps[self._num_gaps % self._capacity] = seconds
+        self._num_gaps += 1
+
+    @property
+    def num_steps(self) -> int:
+        return self._num_steps
+
+    def steps(self) -> list[float]:
+        """Seconds inside `Model.step`, oldest first."""
+        return _oldest_first(self._steps, self._num_steps)
+
+    def gaps(self) -> list[float]:
+        """Seconds from one native return to the next native entry, oldest first."""
+        return _oldest_first(self._gaps, self._num_gaps)
+
+
+def _oldest_first(ring: array[float], written: int) -> list[float]:
+    if written <= len(ring):
+        return ring[:written].tolist()
+    start = written % len(ring)
+    return ring[start:].tolist() + ring[:start].tolist()
+
+
+class EngineMetrics:
+    """Everything recorded on the engine thread."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.time_to_first_token = Histogram(WAIT_BUCKETS)
+        self.inter_token_latency = Histogram(GAP_BUCKETS)
+        self.queue_time = Histogram(WAIT_BUCKETS)
+        self.e2e_latency = Histogram(E2E_BUCKETS)
+        self.step_time = Histogram(STEP_BUCKETS)
+        self.step_gap = Histogram(OVERHEAD_BUCKETS)
+        self.step_times = StepTimes()
+        self.failed_steps = 0
+
+    def step(self, seconds: float, gap: float | None) -> None:
+        """One native call took `seconds`; `gap` seconds of Python lay before it (None after a sleep)."""
+        self.step_times.record_step(seconds)
+        self.step_time.observe(seconds)
+        if gap is not None:
+            self.step_times.record_gap(gap)
+            self.step_gap.observe(gap)
+
+    def finish(self, stats: RequestStats) -> None:
+        """A request ended; its stats are complete."""
+        self.finished[stats.finish_reason or "error"] += 1
+        if stats.total_time is not None:
+            self.e2e_latency.observe(stats.total_time)
+
+
+class EngineCollector:
+    """A prometheus-client collector over one engine: `CollectorRegistry().register(engine.collector)`.
+
+    Gauges are read from the scheduler and the cache at the moment of the scrape, so they cannot drift from
+    them.
+    """
+
+    def __init__(self, metrics: EngineMetrics, scheduler: Scheduler, cache: KVCache, model_name: str) -> None:
+        self._metrics = metrics
+        self._scheduler = scheduler
+        self._cache = cache
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape. prometheus-client is imported here because start-up is counted and scrapes are not."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        metrics, scheduler, cache = self._metrics, self._scheduler, self._cache
+        labels = [self._model_name]
+
+        gauges: list[tuple[str, str, float]] = [
+            ("num_requests_running", "Requests with KV that are being computed", scheduler.num_running),
+            ("num_requests_waiting", "Requests waiting for their first step", scheduler.num_waiting),
+            (
+                "num_requests_paused",
+                "Requests that gave up KV blocks and wait for room",
+                scheduler.num_paused,
+            ),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", cache.num_used / cache.num_blocks),
+            ("kv_blocks_total", "KV blocks in the pool", cache.num_blocks),
+            ("kv_blocks_used", "KV blocks some request refers to", cache.num_used),
+            ("kv_blocks_cached", "KV blocks nobody refers to, content still findable", cache.num_cached),
+            ("kv_blocks_free", "KV blocks without content", cache.num_free),
+            ("kv_blocks_shared", "KV blocks more than one request refers to", cache.num_shared),
+        ]
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+            gauge.add_metric(labels, value)
+            yield gauge
+
+        counters: list[tuple[str, str, float]] = [
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix index", cache.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found there", cache.prefix_hits),
+            ("num_preemptions", "Times a request gave up KV blocks", scheduler.num_preemptions),
+            ("prompt_tokens", "Prompt tokens of requests that produced a token", metrics.prompt_tokens),
+            ("generation_tokens", "Tokens generated", metrics.generation_tokens),
+            ("engine_steps", "Native steps completed", metrics.step_times.num_steps),
+            ("engine_failed_steps", "Steps that raised", metrics.failed_steps),
+        ]
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+            counter.add_metric(labels, value)
+            yield counter
+
+        finished = CounterMetricFamily(
+            "octavo:request_success", "Requests by how they ended", labels=["model_name", "finished_reason"]
+        )
+        for reason, number in metrics.finished.items():
+            finished.add_metric([self._model_name, reason], number)
+        yield finished
+
+        histograms = [
+            (
+                "time_to_first_token_seconds",
+                "From submission to the first token",
+                metrics.time_to_first_token,
+            ),
+            ("inter_token_latency_seconds", "Between two tokens of a stream", metrics.inter_token_latency),
+            ("request_queue_time_seconds", "From submission to the first step", metrics.queue_time),
+            ("e2e_request_latency_seconds", "From submission to the end", metrics.e2e_latency),
+            ("engine_step_seconds", "Inside the native call", metrics.step_time),
+            ("engine_step_gap_seconds", "Native return to next native entry", metrics.step_gap),
+        ]
+        for name, text, histogram in histograms:
+            family = HistogramMetricFamily(f"octavo:{name}", text, labels=["model_name"])
+            family.add_metric(labels, buckets=histogram.cumulative(), sum_value=histogram.total)
+            yield family
