@@ -1,0 +1,93 @@
+"""Octavo's logits against the float64 forward of the same file, position by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from octavo.model.model import Model
+
+from octavo.text.tokenizer import Tokenizer
+from oracle.float64_llama import Float64Llama
+from oracle.teacher_forced import log_softmax, paged_logits
+
+TEXT = Path(__file__).parents[2] / "LICENSE"
+POSITIONS = 1200
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Iterator[Model]:
+    model = Model.load(smollm2_path)
+    yield model
+    model.close()
+
+
+def test_real_text_on_smollm2_is_close_to_float64(smollm2: Model, smollm2_path: Path) -> None:
+    """Two engines that agree to 0.005 nats cannot be told apart by sampling from them."""
+    tokens = Tokenizer.from_gguf(smollm2.metadata).encode(TEXT.read_text())[:POSITIONS]
+    assert len(tokens) == POSITIONS
+
+    divergence, same_top = compare(smollm2, smollm2_path, tokens)
+
+    print(f"mean KL {divergence.mean():.5f}, largest {divergence.max():.5f}, same top {same_top.mean():.2%}")
+    assert divergence.mean() <= 0.005
+    assert same_top.mean() >= 0.98
+
+
+# Activations are rounded to 8 bits, so a random network (whose layers amplify what a trained one forgives) is
+# compared more loosely than real text; a wrong pair, head, scale or position shifts the KL by whole nats.
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"weight_type": "F32"}, id="f32"),
+        pytest.param({"weight_type": "F16"}, id="f16"),
+        pytest.param({"weight_type": "BF16"}, id="bf16"),
+        pytest.param({"weight_type": "Q4_0"}, id="q4_0"),
+        pytest.param({"weight_type": "Q4_1"}, id="q4_1"),
+        pytest.param({"weight_type": "Q8_0"}, id="q8_0"),
+        pytest.param({"weight_type": "Q4_0", "embedding_type": "Q8_0", "tied": True}, id="tied"),
+        pytest.param({"num_heads": 4, "num_kv_heads": 4}, id="one-query-a-key"),
+        pytest.param({"num_heads": 6, "num_kv_heads": 2}, id="three-queries-a-key"),
+        pytest.param({"num_heads": 8, "num_kv_heads": 1}, id="all-queries-one-key"),
+        pytest.param({"head_dim": 48}, id="head-48"),
+        pytest.param({"head_dim": 256, "num_heads": 2, "num_kv_heads": 1}, id="head-256"),
+        pytest.param({"rope_dim": 8}, id="half-rotated"),
+        pytest.param({"rope_freq_base": 500_000.0}, id="other-base"),
+        pytest.param({"rope_scaling_type": "linear", "rope_scaling_factor": 4.0}, id="rope-linear"),
+        pytest.param(
+            {"rope_scaling_type": "yarn", "rope_scaling_factor": 8.0, "rope_original_context": 64},
+            id="rope-yarn",
+        ),
+        pytest.param({"rope_freqs": (1.0, 1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0)}, id="rope-llama3"),
+    ],
+)
+def test_every_shape_and_coding_is_close_to_float64(
+    make_tiny_model: Callable[..., Path], changes: dict[str, object]
+) -> None:
+    path = make_tiny_model(**changes)
+    model = Model.load(path)
+    try:
+        tokens = np.random.default_rng(1).integers(3, model.config.vocab_size, 300).tolist()
+        divergence, same_top = compare(model, path, tokens)
+    finally:
+        model.close()
+    assert divergence.mean() <= 0.02
+    assert same_top.mean() >= 0.9
+
+
+def compare(
+    model: Model, path: Path, tokens: Sequence[int]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """KL(reference || ours) in nats and whether the top token is the same, at each position."""
+    reference = Float64Llama(path)
+    states = reference.cached_hidden(tokens)
+    divergence, same_top = np.empty(len(tokens)), np.empty(len(tokens), dtype=np.bool_)
+    for start, ours in paged_logits(model, tokens):
+        rows = slice(start, start + len(ours))
+        assert np.isfinite(ours).all()
+        expected = log_softmax(reference.logits(states[rows]))
+        divergence[rows] = (np.exp(expected) * (expected - log_softmax(ours))).sum(axis=1)
+        same_top[rows] = expected.argmax(axis=1) == ours.argmax(axis=1)
+    return divergence, same_top
