@@ -1,0 +1,130 @@
+"""The HTTP application: which path is answered by whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.api.auth import BearerAuth
+from octavo.api.errors import APIError, ErrorBoundary, answer
+from octavo.api.openai.chat import ChatCompletions
+from octavo.api.openai.completions import Completions
+from octavo.api.openai.unsupported import UnknownFields
+from octavo.api.served_model import ServedModel
+from octavo.api.tokens import TokenEndpoints
+from octavo.engine.request import RequestFailed
+from octavo.engine.sampling_params import InvalidParameter
+from octavo.text.chat_template import ChatTemplateError
+from octavo.text.tokenizer import InvalidText
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+    from octavo.text.chat_template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """`max_model_len`: the longest request in tokens, prompt and answer together; vLLM's field."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def create_app(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate | None,
+    model_id: str,
+    *,
+    api_key: str | None = None,
+    log_content: bool = False,
+) -> Starlette:
+    """The ASGI application over one started engine. It owns nothing: whoever made the engine closes it.
+
+    api_key: asked for as a Bearer token on every route but /health; None asks for none.
+    log_content: let tracebacks in the log quote exceptions, which may quote requests.
+    """
+    served = ServedModel(model_id, engine, tokenizer, chat_template)
+    unknown_fields = UnknownFields()
+    tokens = TokenEndpoints(served, unknown_fields)
+    status = StatusEndpoints(served)
+
+    middleware = [Middleware(ErrorBoundary, log_content=log_content)]
+    if api_key is not None:
+        middleware.append(Middleware(BearerAuth, api_key=api_key))
+    post = ["POST"]
+    routes = [
+        Route(
+            "/v1/chat/completions",
+            ChatCompletions(served, unknown_fields, log_content=log_content).answer,
+            methods=post,
+        ),
+        Route(
+            "/v1/completions",
+            Completions(served, unknown_fields, log_content=log_content).answer,
+            methods=post,
+        ),
+        Route("/v1/models", status.models),
+        Route("/v1/models/{name:path}", status.model),
+        Route("/tokenize", tokens.tokenize, methods=post),
+        Route("/detokenize", tokens.detokenize, methods=post),
+        Route("/health", status.health),
+        Route("/metrics", status.metrics),
+    ]
+    expected = (APIError, HTTPException, RequestFailed, InvalidParameter, ChatTemplateError, InvalidText)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=dict.fromkeys(expected, answer))
+    app.router.redirect_slashes = False
+    return app
+
+
+class StatusEndpoints:
+    """What is served, whether it lives, and how it does."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+
+    async def models(self, _: Request) -> Response:
+        return _json(ModelList([self._card()]))
+
+    async def model(self, request: Request) -> Response:
+        self._served.check_name(request.path_params["name"])
+        return _json(self._card())
+
+    async def health(self, _: Request) -> Response:
+        """200 while work progresses or there is none; 503 when there is work and no step has completed for a
+        while.
+        """
+        if self._served.engine.healthy():
+            return _json({"status": "ok"})
+        raise APIError(503, "There is work, and no step has completed for a while.", code="unhealthy")
+
+    async def metrics(self, _: Request) -> Response:
+        # Imported by the first scrape: start-up is counted.
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self._served.engine.collector)
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _card(self) -> ModelCard:
+        served = self._served
+        return ModelCard(id=served.id, created=served.created, max_model_len=served.longest_request)
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

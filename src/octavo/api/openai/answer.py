@@ -1,0 +1,159 @@
+"""The life of one request that generates: submit every choice, then stream them or wait for them.
+
+    prompts x n --submit--> generations --ChoiceStream--> pieces of text --Shape--> chunks or one body
+
+Whatever happens on the way (a refusal half through, a failed step, the client gone), no generation outlives
+the request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.api.disconnect import ClientDisconnected, until_disconnect
+from octavo.api.errors import from_exception, invalid, log_fault
+from octavo.api.openai.choices import ChoiceStream, Piece, WholeChoice, collect, merged
+from octavo.api.openai.requests import GenerationRequest
+from octavo.api.openai.responses import PromptTokensDetails, Usage
+from octavo.api.served_model import ServedModel
+from octavo.api.sse import DONE, EventStream
+from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's word for an answer that nobody waits for; it only shows in logs."""
+
+
+class Shape(Protocol):
+    """How one endpoint writes an answer; every method returns JSON."""
+
+    def opening(self, index: int) -> bytes | None:
+        """The chunk before a choice's first text."""
+
+    def chunks(self, index: int, piece: Piece) -> Iterable[bytes]: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes: ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+class Answer:
+    """One HTTP request's choices: `len(prompts) * params.n` generations, prompt by prompt."""
+
+    def __init__(self, served: ServedModel, prompts: Sequence[list[int]], *, log_content: bool) -> None:
+        self._served = served
+        self._prompts = prompts
+        self._log_content = log_content
+        self._choices: list[ChoiceStream] = []
+
+    def submit(
+        self,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        cache_salt: str,
+        prompt_param: str,
+        default_max_tokens: int | None = None,
+    ) -> None:
+        """Hand every choice to the engine, or none.
+
+        default_max_tokens: where params set no limit; the context's end counts if it comes first.
+
+        Raises: APIError 400 (too many choices, or the engine's refusal with `prompt_param` for the prompt's
+        field).
+        """
+        count = len(self._prompts) * params.n
+        if count > MAX_CHOICES:
+            raise invalid(
+                f"{len(self._prompts)} prompts with 'n' of {params.n} make {count} choices; "
+                f"the limit is {MAX_CHOICES}.",
+                param="n" if params.n > 1 else prompt_param,
+            )
+        try:
+            for index in range(count):
+                prompt, choice_index = divmod(index, params.n)
+                token_ids = self._prompts[prompt]
+                generation = self._served.engine.submit(
+                    token_ids,
+                    self._with_limit(params, len(token_ids), default_max_tokens),
+                    request_id=request_id if count == 1 else f"{request_id}-{index}",
+                    cache_salt=cache_salt,
+                    choice_index=choice_index,
+                )
+                self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
+        except Exception as error:
+            self.cancel()
+            raise from_exception(error, prompt_param=prompt_param) from error
+
+    def _with_limit(
+        self, params: SamplingParams, num_prompt_tokens: int, default: int | None
+    ) -> SamplingParams:
+        if params.max_tokens is not None or default is None:
+            return params
+        room = self._served.longest_request - num_prompt_tokens
+        return replace(params, max_tokens=max(min(default, room), params.min_tokens, 1))
+
+    def cancel(self) -> None:
+        """End every choice that is still running. Idempotent."""
+        for choice in self._choices:
+            choice.generation.cancel()
+
+    async def respond(self, request: Request, body: GenerationRequest, shape: Shape) -> Response:
+        if body.stream:
+            events = self._events(shape, include_usage=body.include_usage)
+            return EventStream(events, on_error=self._error_event, on_close=self.cancel)
+        try:
+            whole = await until_disconnect(request.receive, collect(self._choices))
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            self.cancel()
+        return Response(shape.whole(whole, self._usage()), media_type="application/json")
+
+    async def _events(self, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+        for choice in self._choices:
+            opening = shape.opening(choice.index)
+            if opening is not None:
+                yield opening
+        async for choice, piece in merged(self._choices):
+            for chunk in shape.chunks(choice.index, piece):
+                yield chunk
+        if include_usage:
+            yield shape.usage_chunk(self._usage())
+        yield DONE
+
+    def _error_event(self, error: Exception) -> bytes:
+        failure = from_exception(error)
+        if failure.code == "internal_error":
+            log_fault(error, "a stream", log_content=self._log_content)
+        return failure.body()
+
+    def _usage(self) -> Usage:
+        """Prompts count once, as OpenAI has it; what one choice computed, the others of its prompt
+        adopted.
+        """
+        per_prompt = len(self._choices) // len(self._prompts)
+        prompt_tokens = sum(map(len, self._prompts))
+        completion_tokens = sum(choice.num_tokens for choice in self._choices)
+        cached_tokens = sum(
+            min(
+                choice.generation.stats.num_cached_tokens
+                for choice in self._choices[first : first + per_prompt]
+            )
+            for first in range(0, len(self._choices), per_prompt)
+        )
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens),
+        )

@@ -1,0 +1,120 @@
+"""The one model a server serves: its name, its text side and its engine, as the endpoints see them."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from octavo.api.body import offload
+from octavo.api.errors import APIError, invalid
+from octavo.api.integers import check_token_ids
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+    from octavo.text.chat_template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+
+class ServedModel:
+    """`id` is the name clients use; `created` (seconds since 1970) is when serving began."""
+
+    def __init__(
+        self, id: str, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None
+    ) -> None:
+        self.id = id
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.created = int(time.time())
+
+    def check_name(self, name: str | None) -> None:
+        """A request may leave the model out. Raises APIError 404 listing what is served, for any other
+        name.
+        """
+        if name is not None and name != self.id:
+            raise APIError(
+                404,
+                f"The model {_quoted(name)} is not served here; there is '{self.id}'.",
+                code="model_not_found",
+                param="model",
+            )
+
+    async def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Messages through the chat template to token ids. Raises APIError 400, ChatTemplateError."""
+
+        def prepare() -> list[int]:
+            text = self.render(messages)
+            self._refuse_hopeless(text, param="messages")
+            # Templates write their own control tokens, the one at the beginning included.
+            return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
+        return await offload(sum(len(message["content"]) for message in messages), prepare)
+
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The one text that the model continues. Raises APIError 400 without a template,
+        ChatTemplateError.
+        """
+        if self.chat_template is None:
+            raise invalid(
+                f"The model '{self.id}' has no chat template; use /v1/completions.",
+                param="messages",
+                code="unsupported_parameter",
+            )
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    async def prompt(self, given: str | list[int], *, param: str) -> list[int]:
+        """A prompt's token ids. Control tokens spelled out in text are taken as such: this door has no
+        template, so clients write their own. Raises APIError 400.
+        """
+        if isinstance(given, list):
+            check_token_ids(given, self.tokenizer.vocab_size, param=param)
+            token_ids = given
+        else:
+
+            def prepare() -> list[int]:
+                self._refuse_hopeless(given, param=param)
+                return self.tokenizer.encode(given, add_special=True, parse_special=True)
+
+            token_ids = await offload(len(given), prepare)
+        if not token_ids:
+            raise invalid(f"'{param}' is empty; it needs at least one token.", param=param)
+        return token_ids
+
+    def text_of(self, prompt: str | list[int]) -> str:
+        """A prompt as text, to be echoed."""
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special=False)
+
+    def _refuse_hopeless(self, text: str, *, param: str) -> None:
+        """Text that is too long whatever its tokens are is refused before seconds go into counting them."""
+        limit = self.longest_request
+        if len(text) < limit:
+            return
+        least = len(text.encode()) // self._longest_token
+        if least >= limit:
+            raise APIError(
+                400,
+                f"the prompt has at least {least:,} tokens ({len(text):,} characters), and the longest "
+                f"request is {limit:,} tokens, prompt and answer together",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes. Asked for once, by the first long text: a vocabulary of 262,144 tokens takes a moment to go
+        through.
+        """
+        return (
+            max(len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.tokenizer.vocab_size))
+            or 1
+        )
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens, prompt and answer together."""
+        return self.engine.memory.longest_request
+
+
+def _quoted(name: str) -> str:
+    return f"'{name}'" if len(name) <= 128 else f"'{name[:128]}…'"

@@ -1,0 +1,56 @@
+"""The `octavo` command: finds the sub-command and loads only that one, because start-up is counted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+COMMANDS = ("serve", "chat", "pull", "bench")
+"""Each is a module of `octavo.cli` with `add_parser(subparsers)` and `run(args) -> exit code`."""
+
+INTERRUPTED = 130
+"""What a shell reports for a command that ended with Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="octavo",
+        description="A language model server for one machine and many people, on paged KV memory.",
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    wanted = arguments[0] if arguments and arguments[0] in COMMANDS else None
+    modules = {name: import_module(f"octavo.cli.{name}") for name in COMMANDS if wanted in (None, name)}
+    for module in modules.values():
+        module.add_parser(subparsers)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(modules[args.command].run(args))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class _Version(argparse.Action):
+    """Looks the version up when asked for: reading a package's metadata takes longer than parsing a
+    command.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"octavo {version('octavo')}")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""`octavo serve`: one model over HTTP.
+
+    flags -> take the port -> load the model (the web stack is imported meanwhile) -> arithmetic -> serve
+
+Whatever is wrong with the flags, the port, the file or the memory is one sentence on standard error and exit
+code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from octavo.engine.engine import Engine
+    from octavo.engine.memory import MemoryPlan
+    from octavo.model.model import Model
+    from octavo.text.chat_template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+ENVIRONMENT_PREFIX = "OCTAVO_"
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model with OpenAI's HTTP API.",
+        epilog="Every option can also be set in the environment: --max-num-seqs as OCTAVO_MAX_NUM_SEQS.",
+    )
+    flag = parser.add_argument
+    flag(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="smollm2-135m",
+        help="a GGUF file, or a name 'octavo pull' knows",
+    )
+    flag("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    flag(
+        "--port", type=_port, default=8000, help="port to listen on, 0 for a free one (default: %(default)s)"
+    )
+    flag(
+        "--served-model-name",
+        metavar="NAME",
+        help="the model's id in the API (default: as MODEL, without folders)",
+    )
+    flag(
+        "--max-model-len",
+        type=_count,
+        metavar="TOKENS",
+        help="longest request (default: the model's context)",
+    )
+    flag("--kv-cache-memory", type=byte_count, metavar="SIZE", help="the KV pool: 2GiB, 512MiB, or bytes")
+    flag(
+        "--block-size",
+        type=int,
+        choices=(8, 16, 32),
+        default=16,
+        help="tokens a KV block (default: %(default)s)",
+    )
+    flag("--max-num-seqs", type=_count, metavar="N", help="requests computed together")
+    flag("--max-num-batched-tokens", type=_count, metavar="N", help="tokens computed in one step")
+    flag(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse the KV of equal prompt beginnings",
+    )
+    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--api-key", metavar="KEY", help="ask every client for this key (better set as OCTAVO_API_KEY)")
+    flag(
+        "--strict",
+        action="store_true",
+        help="refuse to start where the pool is shorter than the longest request",
+    )
+    flag("--log-content", action="store_true", help="let the log hold prompts and answers")
+    parser.set_defaults(run=run, problems=_apply_environment(parser, os.environ))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns: 0 after SIGINT or SIGTERM, 1 where it could not start, 2 for a bad environment variable."""
+    from octavo.api.listener import CannotListen, listen
+    from octavo.model.gguf import ModelFileError
+
+    if args.problems:
+        print(f"octavo: error: {args.problems[0]}", file=sys.stderr)
+        return 2
+    try:
+        listener = listen(args.host, args.port)
+    except CannotListen as error:
+        return _refuse(str(error))
+    # The web stack takes as long to import as the model to load, and most of loading needs no interpreter.
+    threading.Thread(target=_import_web_stack, daemon=True).start()
+    with listener:
+        _set_up_logging()
+        try:
+            loaded = Loaded(args)
+        except CannotServe as error:
+            return _refuse(str(error))
+        except ModelFileError as error:
+            said = str(error)
+            return _refuse(said if Path(args.model).name in said else f"{args.model}: {said}")
+        with loaded:
+            return _serve(args, loaded, listener)
+
+
+def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any) -> int:
+    from octavo.api.app import create_app
+    from octavo.api.listener import base_url
+    from octavo.api.server import Server
+
+    app: Starlette = create_app(
+        loaded.engine,
+        loaded.tokenizer,
+        loaded.chat_template,
+        loaded.name,
+        api_key=args.api_key,
+        log_content=args.log_content,
+    )
+    url = base_url(listener)
+    say = _Speaker()
+    say.heading(f"octavo serves {loaded.name}")
+    say.lines(loaded.engine.memory.describe())
+    if loaded.shortfall:
+        say.warning(loaded.shortfall)
+    if args.api_key is None and args.host not in ("127.0.0.1", "::1", "localhost"):
+        say.warning(f"anyone who reaches {args.host} can use this server; --api-key asks for a key")
+
+    def on_ready() -> None:
+        say.lines(_how_to_talk(url, loaded, keyed=args.api_key is not None))
+        say.heading(f"ready after {_seconds_since_command():.2f} s at {url}")
+
+    loaded.engine.start()
+    Server(app, loaded.engine, on_ready=on_ready).serve_on(listener)
+    return 0
+
+
+class CannotServe(Exception):
+    """One sentence: what keeps the server from starting."""
+
+
+class Loaded:
+    """A model, its text side and an engine over it. Closes both when left."""
+
+    model: Model
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises ModelFileError, CannotServe."""
+        from octavo.engine.engine import Engine, EngineConfig
+        from octavo.engine.memory import MemoryRefused
+        from octavo.model.catalog import resolve_model
+        from octavo.model.model import Model
+        from octavo.text.chat_template import ChatTemplate, ChatTemplateError
+        from octavo.text.tokenizer import Tokenizer
+
+        self.name: str = args.served_model_name or Path(args.model).name.removesuffix(".gguf")
+        self.model = Model.load(resolve_model(args.model), num_threads=args.threads)
+        try:
+            self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
+            try:
+                self.chat_template = ChatTemplate.from_gguf(self.model.metadata)
+            except ChatTemplateError as error:
+                logging.getLogger("octavo.serve").warning("serving completions only: %s", error)
+                self.chat_template = None
+            settings = {
+                name: getattr(args, name)
+                for name in ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
+                if getattr(args, name) is not None
+            }
+            config = EngineConfig(
+                block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching, **settings
+            )
+            self.engine = Engine(self.model, self.tokenizer, config, model_name=self.name)
+            self.shortfall = _shortfall(self.engine.memory)
+            if self.shortfall and args.strict:
+                self.engine.close()
+                raise CannotServe(f"{self.shortfall} (--strict)")
+        except (MemoryRefused, ValueError) as error:
+            self.model.close()
+            raise CannotServe(str(error)) from error
+        except BaseException:
+            self.model.close()
+            raise
+
+    def __enter__(self) -> Loaded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        self.model.close()
+
+
+def _shortfall(memory: MemoryPlan) -> str | None:
+    """What the pool keeps clients from asking, in numbers; None where it holds the longest request."""
+    wanted = memory.model_context if memory.max_model_len is None else memory.max_model_len
+    if memory.pool_tokens >= wanted:
+        return None
+    whose = "the model's context" if memory.max_model_len is None else "--max-model-len"
+    return (
+        f"the KV pool of {memory.pool_bytes:,} bytes holds {memory.pool_tokens:,} tokens, fewer than the "
+        f"{wanted:,} of {whose}: the longest request is {memory.longest_request:,} tokens"
+    )
+
+
+def _import_web_stack() -> None:
+    import octavo.api.app
+    import octavo.api.server  # noqa: F401
+
+
+def _how_to_talk(url: str, loaded: Loaded, *, keyed: bool) -> list[str]:
+    key = "the API key" if keyed else "unused"
+    header = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    if loaded.chat_template is None:
+        path, body = "completions", '{"prompt": "Once upon a time"}'
+    else:
+        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    return [
+        f"from a shell     curl {url}/v1/{path}{header} -d '{body}'",
+        f"from Python      openai.OpenAI(base_url='{url}/v1', api_key='{key}'), model '{loaded.name}'",
+    ]
+
+
+class _Speaker:
+    """Words for the person at the terminal; plain text where there is none."""
+
+    def __init__(self) -> None:
+        self._console: Any = None
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            self._console = Console(highlight=False)
+
+    def heading(self, text: str) -> None:
+        self._say(text, "bold green")
+
+    def warning(self, text: str) -> None:
+        self._say(f"note: {text}", "yellow")
+
+    def lines(self, lines: list[str]) -> None:
+        for line in lines:
+            self._say(f"  {line}", None)
+
+    def _say(self, text: str, style: str | None) -> None:
+        if self._console is None:
+            print(text, flush=True)
+        else:
+            self._console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"octavo: error: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _seconds_since_command() -> float:
+    """Seconds since this process was made, the interpreter's own start included."""
+    try:
+        started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return time.process_time()
+
+
+def byte_count(text: str) -> int:
+    """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 2GiB, 512MiB or 1073741824")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port from 0 to 65535")
+    return int(text)
+
+
+def _apply_environment(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> list[str]:
+    """Make OCTAVO_NAME the default of --name. Returns what is wrong with the values, a sentence each.
+
+    Problems are told by `run`, so that a bad variable cannot keep `octavo --help` from working.
+    """
+    problems = []
+    for action in parser._actions:
+        variable = ENVIRONMENT_PREFIX + action.dest.upper()
+        given = environ.get(variable)
+        if given is None or action.dest == "help":
+            continue
+        value: Any = given
+        try:
+            if isinstance(action.default, bool):
+                value = _WORDS[given.lower()]
+            elif action.type is not None:
+                value = action.type(given)  # type: ignore[operator]
+            if action.choices is not None and value not in action.choices:
+                raise ValueError
+        except argparse.ArgumentTypeError as error:
+            problems.append(f"{variable}: {error}")
+        except KeyError:
+            problems.append(f"{variable}: '{given}' is neither true nor false")
+        except ValueError:
+            allowed = f", it must be one of {', '.join(map(str, action.choices))}" if action.choices else ""
+            problems.append(f"{variable}: '{given}' is not valid{allowed}")
+        else:
+            action.default = value
+    return problems
