@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -18,132 +19,25 @@
 #include <stdexcept>
 #include <string>
 
+#include "sampling_arithmetic.h"
+
 namespace nb = nanobind;
 
 namespace octavo {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Rows are walked in blocks of this many logits. The largest logit of each block, found while looking for the
-// peak, later tells which blocks can hold a candidate: the k-th largest of those maxima bounds the k-th
-// logit.
-constexpr size_t kBlock = 64;
-
-// Weights, exp((logit - peak) / temperature), are integers in units of 2^-40: their sums are exact, so no
-// order of adding, and no way of selecting candidates, can change a draw. A token further than kNegligible
-// nats below the peak has weight 0 (probability < 2^-41 of the likeliest token's) and is never drawn.
-constexpr int kWeightBits = 40;
-constexpr float kNegligible = 28.4375f;  // > 41 ln 2 = 28.42
+// The peak of a row that nothing can be drawn from.
+constexpr float kUnusable = std::numeric_limits<float>::quiet_NaN();
 
 // The sum of all weights must fit 63 bits.
 constexpr int64_t kMaxVocabSize = int64_t{1} << 22;
 
-// Histogram of one row: bin b holds the tokens between b/16 and (b+1)/16 nats below the peak (after
-// temperature).
+// Histogram of a row: bin b holds the tokens between b/16 and (b+1)/16 nats (after temperature) below the
+// peak.
 constexpr float kBinsPerNat = 16.0f;
 constexpr int32_t kNumBins = static_cast<int32_t>(kNegligible * kBinsPerNat);
 
-// ------------------------------------------------------------------------------------------------
-// polynomials
-
-// exp(x) for x <= 0, the same bits on every machine. Relative error below 2e-7 for x >= -87; smaller x are
-// taken as -87, which no weight can tell from zero. exp(0) is exactly 1.
-//
-// Cody and Waite's reduction x = k ln 2 + r, |r| <= 0.347 (the high part of ln 2 has 9 bits, so its product
-// with k is exact), then the Taylor series to r^7, whose remainder is below 6e-9.
-inline float exp_negative(float x) {
-    constexpr float kLog2E = 1.44269504f;
-    constexpr float kLn2High = 0.693359375f;
-    constexpr float kLn2Low = -2.12194440e-4f;
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
-
-    x = x > -87.0f ? x : -87.0f;
-    const float shifted = x * kLog2E + kRound;
-    const float k = shifted - kRound;
-    const float r = (x - k * kLn2High) - k * kLn2Low;
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
-    return p * std::bit_cast<float>((exponent + 127) << 23);
-}
-
-// log(x) for normal positive x, the same bits on every machine. Absolute error below 1e-15 * max(1, |log x|).
-//
-// x = m 2^e with m in [0.707, 1.414), then log m = 2 artanh(s), s = (m - 1) / (m + 1), |s| < 0.172: eleven
-// terms leave a remainder below 1e-18.
-double log_positive(double x) {
-    constexpr double kLn2 = 0.693147180559945309417;
-    constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
-    const uint64_t bits = std::bit_cast<uint64_t>(x);
-    int exponent = static_cast<int>(bits >> 52) - 1023;
-    double m = std::bit_cast<double>((bits & kMantissa) | (uint64_t{1023} << 52));
-    if (m > 1.4142135623730951) {
-        m *= 0.5;
-        exponent += 1;
-    }
-    const double s = (m - 1.0) / (m + 1.0);
-    const double s2 = s * s;
-    double series = 0.0;
-    for (int term = 21; term >= 1; term -= 2) series = series * s2 + 1.0 / term;
-    return exponent * kLn2 + 2.0 * s * series;
-}
-
-// Weights of one block: round(exp((x[i] - peak) * scale) * 2^40). -inf gives 0.
-void block_weights(const float* x, float peak, float scale, uint64_t* weights) {
-    // Adding 2^12 to a double leaves a mantissa that counts units of 2^-40: rounding without a conversion,
-    // which SSE2 does not have for 64-bit integers.
-    constexpr double kShift = static_cast<double>(uint64_t{1} << (52 - kWeightBits));
-    constexpr uint64_t kShiftBits = std::bit_cast<uint64_t>(kShift);
-    float e[kBlock];
-    for (size_t i = 0; i < kBlock; ++i) e[i] = exp_negative((x[i] - peak) * scale);
-    for (size_t i = 0; i < kBlock; ++i) {
-        weights[i] = std::bit_cast<uint64_t>(static_cast<double>(e[i]) + kShift) - kShiftBits;
-    }
-}
-
-uint64_t sum(const uint64_t* weights, size_t count) {
-    return std::accumulate(weights, weights + count, uint64_t{0});
-}
-
-// ------------------------------------------------------------------------------------------------ random
-// draws
-
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a
-// block cipher used as a counter generator, so that a draw depends on its address only. Counter: {position
-// low, position high, choice_index, 0}; key: the seed. Returns words 0 (low) and 1 (high).
-uint64_t philox(uint64_t seed, uint64_t position, uint32_t choice_index) {
-    std::array<uint32_t, 4> c = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                                 choice_index, 0};
-    uint32_t key0 = static_cast<uint32_t>(seed);
-    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-        const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
-        const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
-        c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(p1),
-             static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key1, static_cast<uint32_t>(p0)};
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return uint64_t{c[1]} << 32 | c[0];
-}
-
-// The integer floor(random / 2^64 * total), in [0, total). No outcome is off by more than 2^-64.
-uint64_t scale_to(uint64_t random, uint64_t total) {
-    return static_cast<uint64_t>(static_cast<unsigned __int128>(random) * total >> 64);
-}
-
-// ------------------------------------------------------------------------------------------------ order of
-// tokens
-
-// One integer that orders tokens by (logit, then lower id first): larger is better. Distinct for distinct
-// ids.
+// One integer that orders tokens by logit, equals by lower id first: larger is better.
 uint64_t rank_key(float logit, int32_t token_id) {
     const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);  // -0 and +0 are the same logit
     const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -152,8 +46,8 @@ uint64_t rank_key(float logit, int32_t token_id) {
 
 int32_t token_of(uint64_t key) { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key)); }
 
-// The key of the last token of the smallest prefix, best first, whose weight reaches target. ranked: (key,
-// weight), reordered. O(n): halves are selected, not sorted.
+// The key of the last token of the smallest prefix, best first, whose measure reaches target.
+// ranked: (key, measure), reordered. O(n): halves are selected, not sorted.
 uint64_t boundary_key(std::vector<std::pair<uint64_t, uint64_t>>& ranked, uint64_t target) {
     auto first = ranked.begin();
     auto last = ranked.end();
@@ -177,36 +71,30 @@ uint64_t boundary_key(std::vector<std::pair<uint64_t, uint64_t>>& ranked, uint64
     return first->first;
 }
 
+// The bin of each logit of one block; those too deep to have a weight fall into the last, kNumBins.
+void depth_bins(const float* x, float peak, float scale, int32_t* bins) {
+    for (size_t i = 0; i < kBlock; i += kLanes) {
+        const Floats depth = (peak - load(x + i)) * scale;
+        const Floats bounded = depth < kNegligible ? depth : splat(kNegligible);
+        const Ints bin = __builtin_convertvector(bounded * kBinsPerNat, Ints);
+        std::memcpy(bins + i, &bin, sizeof(bin));
+    }
+}
+
 size_t num_blocks(size_t count) { return (count + kBlock - 1) / kBlock; }
 
-// The largest logit of one block. Sets *unusable where the block holds NaN.
-//
-// Sixteen lanes, so that the compiler keeps them in vector registers; comparing neighbours pairwise halves
-// the work of looking for NaN.
-float block_maximum(const float* x, uint32_t* unusable) {
-    constexpr size_t kLanes = 16;
-    float top[kLanes];
-    uint32_t nan[kLanes] = {};
-    for (size_t j = 0; j < kLanes; ++j) top[j] = -kInfinity;
-    for (size_t i = 0; i < kBlock; i += kLanes) {
-        for (size_t j = 0; j < kLanes; ++j) {
-            top[j] = x[i + j] > top[j] ? x[i + j] : top[j];
-            nan[j] |= x[i + j] != x[i + j] ? 1u : 0u;
-        }
-    }
-    for (size_t width = kLanes / 2; width > 0; width /= 2) {
-        for (size_t j = 0; j < width; ++j) {
-            top[j] = top[j] > top[j + width] ? top[j] : top[j + width];
-            nan[j] |= nan[j + width];
-        }
-    }
-    *unusable |= nan[0];
-    return top[0];
+// A logit that at least `count` tokens reach: the count-th largest block maximum, or -inf with fewer blocks.
+float logit_reached_by(size_t count, const std::vector<float>& maxima, std::vector<float>& scratch) {
+    if (count > maxima.size()) return -kInfinity;
+    scratch = maxima;
+    std::nth_element(scratch.begin(), scratch.begin() + static_cast<ptrdiff_t>(count) - 1, scratch.end(),
+                     std::greater<>());
+    return scratch[count - 1];
 }
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------------ rows
+// ---- rows
 
 class Sampler::Row {
   public:
@@ -228,15 +116,15 @@ class Sampler::Row {
     // or +inf, or nothing but -inf.
     float scan(std::vector<float>& maxima) const {
         maxima.resize(num_blocks_);
-        uint32_t unusable = 0;
+        Ints nan = {};
         float peak = -kInfinity;
         for (size_t b = 0; b < num_blocks_; ++b) {
-            const float top = block_maximum(block(b), &unusable);
+            const float top = block_maximum(block(b), &nan);
             maxima[b] = top;
             peak = top > peak ? top : peak;
         }
-        if (unusable || peak == kInfinity || peak == -kInfinity)
-            return std::numeric_limits<float>::quiet_NaN();
+        const bool has_nan = (nan[0] | nan[1] | nan[2] | nan[3]) != 0;
+        if (has_nan || peak == kInfinity || peak == -kInfinity) return kUnusable;
         return peak;
     }
 
@@ -254,17 +142,14 @@ class Sampler::Row {
     std::array<float, kBlock> tail_;
 };
 
-// ------------------------------------------------------------------------------------------------ parameters
+// ---- parameters
 
 namespace {
 
+// The shortest text that reads back as the same number.
 std::string number(double value) {
-    std::string text = std::to_string(value);
-    if (text.find('.') != std::string::npos && std::isfinite(value)) {
-        text.erase(text.find_last_not_of('0') + 1);
-        if (text.back() == '.') text.pop_back();
-    }
-    return text;
+    char text[32];
+    return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
 [[noreturn]] void refuse(const char* name, const std::string& range, const std::string& got) {
@@ -325,7 +210,7 @@ Sampler::Sampler(int64_t vocab_size, const SamplerOptions& o) {
     inverse_temperature_ = static_cast<float>(std::clamp(1.0 / o.temperature, 1e-30, 1e30));
     top_k_ = o.top_k < vocab_size ? static_cast<size_t>(o.top_k) : 0;
     top_p_ = o.top_p;
-    min_p_ = o.min_p;
+    min_argument_ = o.min_p > 1e-13 ? static_cast<float>(log_positive(o.min_p)) : -kInfinity;
     repetition_penalty_ = static_cast<float>(o.repetition_penalty);
     presence_penalty_ = static_cast<float>(o.presence_penalty);
     frequency_penalty_ = static_cast<float>(o.frequency_penalty);
@@ -335,8 +220,7 @@ Sampler::Sampler(int64_t vocab_size, const SamplerOptions& o) {
     min_tokens_ = static_cast<uint64_t>(o.min_tokens);
 }
 
-// ------------------------------------------------------------------------------------------------ what was
-// seen
+// ---- what was seen
 
 void Sampler::observe_prompt(std::span<const int32_t> token_ids) {
     for (const int32_t id : token_ids) require_token(id, vocab_size_, "prompt token_ids");
@@ -375,187 +259,101 @@ const float* Sampler::edit(const float* logits) {
     return x;
 }
 
-// ------------------------------------------------------------------------------------------------ candidates
+// ---- who may be drawn
 
-// A logit that at least `count` tokens reach, found among block maxima; -inf if there are too few blocks to
-// tell.
-float Sampler::logit_floor_for(const std::vector<float>& maxima, size_t count) {
-    if (count > maxima.size()) return -kInfinity;
-    order_ = maxima;
-    std::nth_element(order_.begin(), order_.begin() + static_cast<ptrdiff_t>(count) - 1, order_.end(),
-                     std::greater<>());
-    return order_[count - 1];
+bool Sampler::may_hold_survivors(size_t block, float peak) const {
+    const float argument = (maxima_[block] - peak) * inverse_temperature_;
+    return maxima_[block] >= cut_.logit && argument >= min_argument_ && argument > -kNegligible;
 }
 
-// Candidates become the tokens with logit >= logit_floor and (logit - peak) / temperature > argument_floor,
-// with their weights. Blocks whose maximum fails are not read.
-void Sampler::collect(const Row& row, float peak, float logit_floor, float argument_floor) {
-    const float scale = inverse_temperature_;
-    const auto passes = [=](float x) { return (x >= logit_floor) & ((x - peak) * scale > argument_floor); };
-    size_t count = 0;
+// Weights of one block, 0 for tokens that min_p or the cut exclude. Returns their sum.
+uint64_t Sampler::weigh(const Row& row, size_t block, float peak, uint64_t* weights) const {
+    // Among equals of the cut, ids up to the cut's stay: all of them in earlier blocks, none in later ones.
+    const size_t cut_block = static_cast<size_t>(cut_.token_id) / kBlock;
+    const Bound bound = {cut_.logit, block <= cut_block, min_argument_};
+    uint64_t total = block_weights(row.block(block), peak, inverse_temperature_, bound, weights);
+    if (block == cut_block) {
+        const float* x = row.block(block);
+        for (size_t i = static_cast<size_t>(cut_.token_id) % kBlock + 1; i < kBlock; ++i) {
+            if (x[i] > cut_.logit) continue;
+            total -= weights[i];
+            weights[i] = 0;
+        }
+    }
+    return total;
+}
+
+// Moves the cut up to the last token of the smallest prefix, best first, whose measure reaches the target:
+// top_k tokens, or top_p of the weight that survives until now.
+//
+// A histogram by depth below the peak finds the bin of that token; only that bin is ranked. Bins are
+// intervals of a monotone function of the logit, so they never contradict the order.
+void Sampler::cut_at(const Row& row, float peak, Measure measure) {
+    std::array<uint64_t, kNumBins + 1> histogram{};
+    uint64_t weights[kBlock];
+    int32_t bins[kBlock];
     for (size_t b = 0; b < row.num_blocks(); ++b) {
-        if (!passes(maxima_[b])) continue;
-        if (candidate_ids_.size() < count + kBlock) {
-            const size_t size = std::max(count + kBlock, 2 * candidate_ids_.size());
-            candidate_ids_.resize(size);
-            candidate_logits_.resize(size);
-            candidate_weights_.resize(size);
-        }
-        const float* x = row.block(b);
+        if (!may_hold_survivors(b, peak)) continue;
+        weigh(row, b, peak, weights);
+        depth_bins(row.block(b), peak, inverse_temperature_, bins);
         for (size_t i = 0; i < kBlock; ++i) {
-            candidate_ids_[count] = static_cast<int32_t>(b * kBlock + i);
-            candidate_logits_[count] = x[i];
-            count += passes(x[i]) ? 1 : 0;
+            histogram[static_cast<size_t>(bins[i])] +=
+                measure == Measure::kWeight ? weights[i] : weights[i] != 0;
         }
     }
-    num_candidates_ = count;
-    const size_t padded = num_blocks(count) * kBlock;
-    candidate_ids_.resize(std::max(candidate_ids_.size(), padded));
-    candidate_logits_.resize(candidate_ids_.size());
-    candidate_weights_.resize(candidate_ids_.size());
-    std::fill(candidate_logits_.begin() + static_cast<ptrdiff_t>(count),
-              candidate_logits_.begin() + static_cast<ptrdiff_t>(padded), -kInfinity);
-    for (size_t i = 0; i < padded; i += kBlock) {
-        block_weights(&candidate_logits_[i], peak, scale, &candidate_weights_[i]);
+    const uint64_t total = std::accumulate(histogram.begin(), histogram.end(), uint64_t{0});
+    uint64_t target = top_k_;
+    if (measure == Measure::kWeight) {
+        target = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(top_p_ * static_cast<double>(total))));
     }
-}
+    if (target >= total) return;
+    int32_t bin = 0;
+    while (histogram[static_cast<size_t>(bin)] < target) target -= histogram[static_cast<size_t>(bin++)];
 
-// Drops candidates whose key is below `key`; the order of ids stays.
-void Sampler::keep_from(uint64_t key) {
-    size_t kept = 0;
-    for (size_t i = 0; i < num_candidates_; ++i) {
-        candidate_ids_[kept] = candidate_ids_[i];
-        candidate_logits_[kept] = candidate_logits_[i];
-        candidate_weights_[kept] = candidate_weights_[i];
-        kept += rank_key(candidate_logits_[i], candidate_ids_[i]) >= key ? 1 : 0;
-    }
-    num_candidates_ = kept;
-}
-
-// Keeps the `count` best candidates.
-void Sampler::keep_best(size_t count) {
-    if (num_candidates_ <= count) return;
-    keys_.resize(num_candidates_);
-    for (size_t i = 0; i < num_candidates_; ++i) {
-        keys_[i] = rank_key(candidate_logits_[i], candidate_ids_[i]);
-    }
-    const auto cut = keys_.begin() + static_cast<ptrdiff_t>(count) - 1;
-    std::nth_element(keys_.begin(), cut, keys_.end(), std::greater<>());
-    keep_from(*cut);
-}
-
-// Keeps the smallest set of best candidates whose weight reaches top_p of total. Those above sure_argument
-// are known to be in it, or to be short of it, together: only the others are ranked.
-void Sampler::keep_nucleus(uint64_t total, float peak, float sure_argument) {
-    uint64_t target = static_cast<uint64_t>(std::ceil(top_p_ * static_cast<double>(total)));
-    target = std::clamp<uint64_t>(target, 1, total);
     ranked_.clear();
-    for (size_t i = 0; i < num_candidates_; ++i) {
-        if ((candidate_logits_[i] - peak) * inverse_temperature_ > sure_argument) {
-            target -= candidate_weights_[i];
-        } else {
-            ranked_.emplace_back(rank_key(candidate_logits_[i], candidate_ids_[i]), candidate_weights_[i]);
+    for (size_t b = 0; b < row.num_blocks(); ++b) {
+        if (!may_hold_survivors(b, peak)) continue;
+        const float* x = row.block(b);
+        depth_bins(x, peak, inverse_temperature_, bins);
+        if (std::find(bins, bins + kBlock, bin) == bins + kBlock) continue;
+        weigh(row, b, peak, weights);
+        for (size_t i = 0; i < kBlock; ++i) {
+            if (bins[i] != bin || weights[i] == 0) continue;
+            ranked_.emplace_back(rank_key(x[i], static_cast<int32_t>(b * kBlock + i)),
+                                 measure == Measure::kWeight ? weights[i] : 1);
         }
     }
-    keep_from(boundary_key(ranked_, target));
+    const int32_t last = token_of(boundary_key(ranked_, target));
+    cut_ = {row.logit(last), last};
 }
 
-// Applies min_p, top_k and top_p. Returns false when none is on: every token with a weight is a candidate,
-// and the candidate arrays are not filled. Every rule keeps a best-first prefix, so a bound found early by
-// any of them may be applied before the exact cuts.
-bool Sampler::narrow(const Row& row, float peak) {
-    const bool nucleus = top_p_ < 1.0;
-    if (top_k_ == 0 && min_p_ == 0.0 && !nucleus) return false;
-
-    float logit_floor = -kInfinity;
-    float argument_floor = -kNegligible;
-    float sure_argument = kInfinity;  // nobody is sure
-    uint64_t total = 0;
-    if (min_p_ > 0.0) {
-        // The slack exceeds every rounding error; the exact cut is by weight, below.
-        const double bound = min_p_ < 1e-13 ? -30.0 : log_positive(min_p_);
-        argument_floor = std::max(argument_floor, static_cast<float>(bound) - 1e-3f);
+// Applies top_k, then top_p to what it leaves (min_p is in every weight). Each keeps a prefix of the tokens,
+// best first, so one token describes the outcome.
+void Sampler::cut(const Row& row, float peak) {
+    cut_ = {-kInfinity, vocab_size_ - 1};
+    if (top_k_ > 0) {
+        // A first, coarse cut leaves few blocks to look at.
+        cut_.logit = logit_reached_by(top_k_, maxima_, scratch_);
+        cut_at(row, peak, Measure::kCount);
     }
-    const bool by_blocks = top_k_ > 0 && top_k_ <= maxima_.size();
-    if (by_blocks) {
-        logit_floor = logit_floor_for(maxima_, top_k_);
-    } else if (top_k_ > 0 || (nucleus && min_p_ == 0.0)) {
-        // One pass over the row finds the bin in which the k-th token, or the nucleus' last token, lies.
-        std::array<uint64_t, kNumBins + 1> mass{};
-        std::array<uint32_t, kNumBins + 1> count{};
-        uint64_t weights[kBlock];
-        int32_t bins[kBlock];
-        for (size_t b = 0; b < row.num_blocks(); ++b) {
-            const float* x = row.block(b);
-            if (!((maxima_[b] - peak) * inverse_temperature_ > -kNegligible)) continue;
-            block_weights(x, peak, inverse_temperature_, weights);
-            for (size_t i = 0; i < kBlock; ++i) {
-                const float depth = (peak - x[i]) * inverse_temperature_;
-                bins[i] = static_cast<int32_t>((depth < kNegligible ? depth : kNegligible) * kBinsPerNat);
-            }
-            for (size_t i = 0; i < kBlock; ++i) {
-                mass[static_cast<size_t>(bins[i])] += weights[i];
-                count[static_cast<size_t>(bins[i])] += 1;
-            }
-        }
-        total = sum(mass.data(), kNumBins);
-        const double wanted = nucleus && top_k_ == 0 ? top_p_ * static_cast<double>(total) : kInfinity;
-        uint64_t mass_so_far = 0;
-        uint64_t count_so_far = 0;
-        int32_t bin = -1;
-        do {
-            ++bin;
-            mass_so_far += mass[static_cast<size_t>(bin)];
-            count_so_far += count[static_cast<size_t>(bin)];
-        } while (bin + 1 < kNumBins && static_cast<double>(mass_so_far) < wanted &&
-                 (top_k_ == 0 || count_so_far < top_k_));
-        argument_floor = std::max(argument_floor, -static_cast<float>(bin + 1) / kBinsPerNat);
-        if (top_k_ == 0) sure_argument = -static_cast<float>(bin) / kBinsPerNat;
-    }
-
-    collect(row, peak, logit_floor, argument_floor);
-    if (min_p_ > 0.0) {
-        const double least = std::ceil(min_p_ * static_cast<double>(uint64_t{1} << kWeightBits));
-        const uint64_t threshold = static_cast<uint64_t>(least);
-        size_t kept = 0;
-        for (size_t i = 0; i < num_candidates_; ++i) {
-            candidate_ids_[kept] = candidate_ids_[i];
-            candidate_logits_[kept] = candidate_logits_[i];
-            candidate_weights_[kept] = candidate_weights_[i];
-            kept += candidate_weights_[i] >= threshold ? 1 : 0;
-        }
-        num_candidates_ = kept;
-    }
-    if (top_k_ > 0) keep_best(top_k_);
-    if (nucleus) {
-        if (top_k_ > 0 || min_p_ > 0.0) total = sum(candidate_weights_.data(), num_candidates_);
-        keep_nucleus(total, peak, sure_argument);
-    }
-    return true;
+    if (top_p_ < 1.0) cut_at(row, peak, Measure::kWeight);
 }
 
-// ------------------------------------------------------------------------------------------------ the draw
+// ---- the draw
 
-// The token at which the running sum of weights, in id order, passes the draw.
-int32_t Sampler::draw(const Row& row, float peak, bool narrowed) {
-    const uint64_t random = philox(seed_, position_, choice_index_);
-    if (narrowed) {
-        uint64_t left = scale_to(random, sum(candidate_weights_.data(), num_candidates_));
-        size_t i = 0;
-        while (candidate_weights_[i] <= left) left -= candidate_weights_[i++];
-        return candidate_ids_[i];
-    }
-    // No weight is stored: the block of the draw is computed once more.
+// The token at which the running sum of weights, in id order, passes the random number.
+int32_t Sampler::draw(const Row& row, float peak) {
     uint64_t weights[kBlock];
     masses_.assign(row.num_blocks(), 0);
+    uint64_t total = 0;
     for (size_t b = 0; b < row.num_blocks(); ++b) {
-        block_weights(row.block(b), peak, inverse_temperature_, weights);
-        masses_[b] = sum(weights, kBlock);
+        if (may_hold_survivors(b, peak)) total += masses_[b] = weigh(row, b, peak, weights);
     }
-    uint64_t left = scale_to(random, sum(masses_.data(), masses_.size()));
+    uint64_t left = scale_to(philox(seed_, position_, choice_index_), total);
     size_t b = 0;
     while (masses_[b] <= left) left -= masses_[b++];
-    block_weights(row.block(b), peak, inverse_temperature_, weights);
+    // Weights are not stored: those of the one block are computed once more.
+    weigh(row, b, peak, weights);
     size_t i = 0;
     while (weights[i] <= left) left -= weights[i++];
     return static_cast<int32_t>(b * kBlock + i);
@@ -567,8 +365,13 @@ Sampled Sampler::sample(const float* logits) {
     const Row row(x, vocab_size_);
     const float peak = row.scan(maxima_);
     if (peak == peak) {
-        sampled.token_id = greedy_ ? row.first_equal(maxima_, peak) : draw(row, peak, narrow(row, peak));
-        if (num_logprobs_ >= 0) report_logprobs(logits, x == logits ? &row : nullptr, peak, sampled);
+        if (greedy_) {
+            sampled.token_id = row.first_equal(maxima_, peak);
+        } else {
+            cut(row, peak);
+            sampled.token_id = draw(row, peak);
+        }
+        if (num_logprobs_ >= 0) report_logprobs(logits, x != logits, peak, sampled);
         if (repetition_penalty_ != 1.0f || presence_penalty_ != 0.0f || frequency_penalty_ != 0.0f) {
             see(sampled.token_id, 1);
         }
@@ -577,19 +380,18 @@ Sampled Sampler::sample(const float* logits) {
     return sampled;
 }
 
-// Log-probabilities of the raw logits. scanned: their row if maxima_ already describes it, else null.
-void Sampler::report_logprobs(const float* logits, const Row* scanned, float peak, Sampled& sampled) {
-    const Row raw(logits, vocab_size_);
-    const std::vector<float>& maxima = scanned ? maxima_ : raw_maxima_;
-    if (!scanned) peak = raw.scan(raw_maxima_);
+// Log-probabilities of the raw logits. edited: the draw was from other logits than these, so that neither
+// maxima_ nor peak describe them.
+void Sampler::report_logprobs(const float* logits, bool edited, float peak, Sampled& sampled) {
+    const Row row(logits, vocab_size_);
+    const std::vector<float>& maxima = edited ? raw_maxima_ : maxima_;
+    if (edited) peak = row.scan(raw_maxima_);
     uint64_t total = 0;
     uint64_t weights[kBlock];
-    for (size_t b = 0; b < raw.num_blocks(); ++b) {
-        block_weights(raw.block(b), peak, 1.0f, weights);
-        total += sum(weights, kBlock);
+    for (size_t b = 0; b < row.num_blocks(); ++b) {
+        total += block_weights(row.block(b), peak, 1.0f, Bound(), weights);
     }
-    constexpr double kUnit = 1.0 / static_cast<double>(uint64_t{1} << kWeightBits);
-    const double log_sum = log_positive(static_cast<double>(total) * kUnit);
+    const double log_sum = log_positive(static_cast<double>(total) / static_cast<double>(kOne));
     const auto logprob = [&](int32_t id) {
         return static_cast<float>(static_cast<double>(logits[id]) - static_cast<double>(peak) - log_sum);
     };
@@ -597,21 +399,20 @@ void Sampler::report_logprobs(const float* logits, const Row* scanned, float pea
 
     const size_t wanted = static_cast<size_t>(num_logprobs_);
     if (wanted == 0) return;
-    const float floor = std::max(logit_floor_for(maxima, wanted), std::numeric_limits<float>::lowest());
+    const float reached = logit_reached_by(wanted, maxima, scratch_);
+    const float floor = std::max(reached, std::numeric_limits<float>::lowest());  // -inf is never listed
     keys_.clear();
-    for (size_t b = 0; b < raw.num_blocks(); ++b) {
-        if (!(maxima[b] >= floor)) continue;
-        const float* x = raw.block(b);
+    for (size_t b = 0; b < row.num_blocks(); ++b) {
+        if (maxima[b] < floor) continue;
+        const float* x = row.block(b);
         for (size_t i = 0; i < kBlock; ++i) {
             if (x[i] >= floor) keys_.push_back(rank_key(x[i], static_cast<int32_t>(b * kBlock + i)));
         }
     }
-    const size_t listed = std::min(wanted, keys_.size());
-    std::partial_sort(keys_.begin(), keys_.begin() + static_cast<ptrdiff_t>(listed), keys_.end(),
-                      std::greater<>());
-    sampled.top_logprobs.reserve(listed);
-    for (size_t i = 0; i < listed; ++i) {
-        const int32_t id = token_of(keys_[i]);
+    const auto end = keys_.begin() + static_cast<ptrdiff_t>(std::min(wanted, keys_.size()));
+    std::partial_sort(keys_.begin(), end, keys_.end(), std::greater<>());
+    for (auto key = keys_.begin(); key != end; ++key) {
+        const int32_t id = token_of(*key);
         sampled.top_logprobs.emplace_back(id, logprob(id));
     }
 }
@@ -622,17 +423,23 @@ Distribution Sampler::distribution(const float* logits) {
     const float peak = row.scan(maxima_);
     if (peak != peak) return result;
     if (greedy_) return {{row.first_equal(maxima_, peak)}, {1.0}};
-    if (!narrow(row, peak)) collect(row, peak, -kInfinity, -kNegligible);
-    const double total = static_cast<double>(sum(candidate_weights_.data(), num_candidates_));
-    for (size_t i = 0; i < num_candidates_; ++i) {
-        if (candidate_weights_[i] == 0) continue;
-        result.token_ids.push_back(candidate_ids_[i]);
-        result.probabilities.push_back(static_cast<double>(candidate_weights_[i]) / total);
+    cut(row, peak);
+    uint64_t weights[kBlock];
+    uint64_t total = 0;
+    for (size_t b = 0; b < row.num_blocks(); ++b) {
+        if (!may_hold_survivors(b, peak)) continue;
+        total += weigh(row, b, peak, weights);
+        for (size_t i = 0; i < kBlock; ++i) {
+            if (weights[i] == 0) continue;
+            result.token_ids.push_back(static_cast<int32_t>(b * kBlock + i));
+            result.probabilities.push_back(static_cast<double>(weights[i]));
+        }
     }
+    for (double& probability : result.probabilities) probability /= static_cast<double>(total);
     return result;
 }
 
-// ------------------------------------------------------------------------------------------------ Python
+// ---- Python
 
 namespace {
 
@@ -740,7 +547,7 @@ void bind_sampling(nb::module_& m) {
         "exp_negative",
         [](const Logits& x) {
             std::vector<float> y(x.shape(0));
-            std::transform(x.data(), x.data() + x.shape(0), y.begin(), exp_negative);
+            for (size_t i = 0; i < y.size(); ++i) y[i] = exp_negative(splat(x.data()[i]))[0];
             return to_numpy(std::move(y));
         },
         nb::arg("x"), "The exp that weights are made of, for x: float32[n] <= 0. Relative error below 2e-7.");

@@ -78,24 +78,30 @@ class Sampler {
         uint32_t output_count;  // 0: seen in the prompt only
     };
 
+    // The last token, best first, that may be drawn: those with a larger logit may be, and of those with the
+    // same logit the ids up to this one. top_k and top_p each move it up.
+    struct Cut {
+        float logit;
+        int32_t token_id;
+    };
+    enum class Measure { kCount, kWeight };
+
     void see(int32_t token_id, uint32_t output_count);
     bool edits() const;
     const float* edit(const float* logits);
-    bool narrow(const Row& row, float peak);
-    float logit_floor_for(const std::vector<float>& maxima, size_t count);
-    void collect(const Row& row, float peak, float logit_floor, float argument_floor);
-    void keep_best(size_t count);
-    void keep_nucleus(uint64_t total, float peak, float sure_argument);
-    void keep_from(uint64_t key);
-    int32_t draw(const Row& row, float peak, bool narrowed);
-    void report_logprobs(const float* logits, const Row* scanned, float peak, Sampled& sampled);
+    void cut(const Row& row, float peak);
+    void cut_at(const Row& row, float peak, Measure measure);
+    bool may_hold_survivors(size_t block, float peak) const;
+    uint64_t weigh(const Row& row, size_t block, float peak, uint64_t* weights) const;
+    int32_t draw(const Row& row, float peak);
+    void report_logprobs(const float* logits, bool edited, float peak, Sampled& sampled);
 
     int32_t vocab_size_;
     bool greedy_;
     float inverse_temperature_;
     size_t top_k_;
     double top_p_;
-    double min_p_;
+    float min_argument_;  // min_p as a bound of (logit - peak) / temperature
     float repetition_penalty_;
     float presence_penalty_;
     float frequency_penalty_;
@@ -110,19 +116,15 @@ class Sampler {
     std::vector<Seen> seen_;
     std::unordered_map<int32_t, size_t> seen_index_;
 
-    // Scratch. Grows to what the parameters need and is kept for the next call.
+    // Scratch, kept from call to call.
     std::vector<float> edited_;      // [vocab_size], only where something alters the logits
     std::vector<float> maxima_;      // [num_blocks] largest logit of each block of the row that is drawn from
     std::vector<float> raw_maxima_;  // the same of the raw logits, for log-probabilities of an edited row
-    std::vector<float> order_;       // [num_blocks] for selection among maxima
-    std::vector<uint64_t> masses_;   // [num_blocks] total weight of each block
-    // Candidates in ascending token order; values and weights are padded to whole blocks.
-    size_t num_candidates_ = 0;
-    std::vector<int32_t> candidate_ids_;
-    std::vector<float> candidate_logits_;
-    std::vector<uint64_t> candidate_weights_;
+    std::vector<uint64_t> masses_;   // [num_blocks] weight of each block's survivors
+    std::vector<float> scratch_;     // [num_blocks] for selection among maxima
+    Cut cut_ = {};
     std::vector<uint64_t> keys_;
-    std::vector<std::pair<uint64_t, uint64_t>> ranked_;  // (key, weight)
+    std::vector<std::pair<uint64_t, uint64_t>> ranked_;  // (key, measure)
 };
 
 // Registers Sampler and Sampled, and the polynomials they rest on, with the extension module.
