@@ -24,16 +24,15 @@ from octavo.engine.generation import Generation, LoopMailbox
 from octavo.engine.memory import MemoryPlan, plan_memory
 from octavo.engine.metrics import EngineCollector, EngineMetrics
 from octavo.engine.request import Request, RequestRefused
-from octavo.engine.samplers import SamplerFactory, native_sampler
 from octavo.engine.step_loop import BatchStepper, StepLoop
 from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
-from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from octavo.engine.sampling_params import SamplingParams
-    from octavo.kernels import Sampler
     from octavo.kv.layout import KVLayout
     from octavo.model.config import ModelConfig
 
@@ -82,7 +81,6 @@ class Engine:
         *,
         model_name: str | None = None,
         block_order: Seq[int] | None = None,
-        sampler_factory: SamplerFactory = native_sampler,
     ) -> None:
         """model_name: the `model_name` label of the metrics. block_order: hand out fresh blocks in it."""
         self.config = config = config if config is not None else EngineConfig()
@@ -105,7 +103,6 @@ class Engine:
         )
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
-        self._sampler_factory = sampler_factory
         cache = KVCache(
             self.memory.num_blocks,
             config.block_size,
@@ -191,19 +188,25 @@ class Engine:
         choice_index: the choice's own random stream under an equal seed.
 
         Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
-        or can never fit; or if the engine is closing or has failed.
+        or can never fit; or if the engine is closing or has failed. InvalidParameter for token ids in
+        `params` that are outside the vocabulary.
         """
         num_prompt, limit = len(prompt_token_ids), self.memory.longest_request
         self._check_length(num_prompt, params.max_tokens, limit)
         self._check_vocabulary(prompt_token_ids)
+        sampler = params.make_sampler(
+            self._vocab_size, choice_index=choice_index, eos_token_ids=self._eos_token_ids
+        )
+        if params.repetition_penalty != 1.0:
+            sampler.observe_prompt(np.array(prompt_token_ids, dtype=np.int32))
         stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         sequence_id = str(next(self._ids))
         request = Request(
             request_id if request_id is not None else sequence_id,
-            Sequence(sequence_id, list(prompt_token_ids), salt=cache_salt),
-            self._make_sampler(prompt_token_ids, params, choice_index, stop_token_ids),
+            Sequence(sequence_id, prompt_token_ids, salt=cache_salt),
+            sampler,
             max_output_tokens=params.max_tokens if params.max_tokens is not None else limit - num_prompt,
             min_tokens=params.min_tokens,
             stop_token_ids=stop_token_ids,
@@ -302,16 +305,3 @@ class Engine:
                     f"token id {token_id} is outside the vocabulary of {self._vocab_size:,} tokens",
                     code="invalid_token",
                 )
-
-    def _make_sampler(
-        self, prompt: list[int], params: SamplingParams, choice_index: int, stop_token_ids: frozenset[int]
-    ) -> Sampler:
-        try:
-            sampler = self._sampler_factory(
-                self._vocab_size, params, choice_index=choice_index, stop_token_ids=stop_token_ids
-            )
-            if params.repetition_penalty != 1.0:
-                sampler.observe_prompt(np.array(prompt, dtype=np.int32))
-        except ValueError as error:  # ids outside this model's vocabulary, which SamplingParams cannot know
-            raise RequestRefused(str(error), code="invalid_token") from error
-        return sampler
