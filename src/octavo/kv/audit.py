@@ -1,0 +1,165 @@
+"""The proof that no block is lost, counted twice, or found under a wrong name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from octavo.kv.block import Block
+
+if TYPE_CHECKING:
+    from octavo.kv.kv_cache import TokenSequence
+    from octavo.kv.pool import BlockPool
+    from octavo.kv.prefix_index import PrefixIndex, PrefixNode
+
+
+class AuditError(Exception):
+    """The books of the cache do not add up; the message names the block or sequence and what is wrong."""
+
+
+def audit(
+    *,
+    pool: BlockPool,
+    index: PrefixIndex,
+    block_size: int,
+    chained: bool,
+    sequences: list[TokenSequence],
+    pinned: Iterable[Block],
+) -> None:
+    """Prove that free + used + cached == total, that references are right, that index and chains agree.
+
+    Args:
+        chained: whether full computed blocks must be in the index.
+        sequences: everyone who holds blocks.
+        pinned: blocks with a reference that is in no table, once for each.
+    Raises: AuditError at the first thing that is wrong.
+    Cost: O(num_blocks + tokens of all sequences). For idle moments, and for each step under test.
+    """
+    place = _audit_free_list(pool)
+    _audit_references(pool, sequences, pinned)
+    _audit_index(pool, index, place)
+    if chained:
+        for sequence in sequences:
+            _audit_chain(sequence, index, block_size)
+
+
+def _audit_free_list(pool: BlockPool) -> dict[Block, int]:
+    """Returns: each block of the free list with its place, 0 = the next to be taken."""
+    listed = list(pool.free_list())
+    place = {block: position for position, block in enumerate(listed)}
+    if len(place) < len(listed):
+        raise AuditError("the free list runs in a circle or names a block twice")
+    for older, newer in pairwise(listed):
+        if newer.older is not older:
+            raise AuditError(f"{newer} does not point back at {older}")
+        if older.node is not None and newer.node is None:
+            raise AuditError(f"{newer} would be taken after {older}")
+    for block in pool.blocks():
+        if (block.ref_count == 0) != (block in place):
+            raise AuditError(f"{block} is {'on' if block in place else 'not on'} the free list")
+    num_free = sum(block.node is None for block in listed)
+    num_cached = len(listed) - num_free
+    if (pool.num_free, pool.num_cached) != (num_free, num_cached):
+        raise AuditError(
+            f"{pool.num_free} free and {pool.num_cached} cached blocks counted, "
+            f"{num_free} and {num_cached} listed"
+        )
+    return place
+
+
+def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: Iterable[Block]) -> None:
+    references: Counter[Block] = Counter(pinned)
+    for sequence in sequences:
+        table = sequence.block_table
+        if [block.block_id for block in table.blocks] != list(table.block_ids):
+            raise AuditError(f"{sequence}: block_ids {list(table.block_ids)} are not the ids of its blocks")
+        if len(set(table.blocks)) < len(table):
+            raise AuditError(f"{sequence} holds a block twice")
+        references.update(table.blocks)
+    blocks = pool.blocks()
+    for block in blocks:
+        if block.ref_count != references[block]:
+            raise AuditError(f"{block} has {references[block]} references from sequences")
+    num_used = sum(block.ref_count > 0 for block in blocks)
+    if not pool.num_free + pool.num_cached + num_used == len(blocks) == pool.num_blocks:
+        raise AuditError(
+            f"{pool.num_free} free + {pool.num_cached} cached + {num_used} used blocks "
+            f"are not {pool.num_blocks}"
+        )
+    num_shared = sum(block.ref_count > 1 for block in blocks)
+    if pool.num_shared != num_shared:
+        raise AuditError(f"{pool.num_shared} shared blocks counted, there are {num_shared}")
+
+
+def _audit_index(pool: BlockPool, index: PrefixIndex, place: dict[Block, int]) -> None:
+    nodes: list[PrefixNode] = []
+    for salt, root in index.roots():
+        if root.salt != salt or root.tokens or root.block is not None:
+            raise AuditError(f"the root of salt {salt!r} stands for something else")
+        if not root.children:
+            raise AuditError(f"the root of salt {salt!r} was left with nothing under it")
+        unvisited = [root]
+        while unvisited:
+            parent = unvisited.pop()
+            for child in _audit_children(parent):
+                _audit_order(parent, child, place)
+                nodes.append(child)
+                unvisited.append(child)
+    known = {block for block in pool.blocks() if block.node is not None}
+    found = {node.block for node in nodes}
+    if known != found or len(found) != len(nodes):
+        raise AuditError(
+            f"{len(known)} blocks of known content, {len(nodes)} nodes for {len(found)} blocks; "
+            f"not found: {sorted(block.block_id for block in known - found)}"
+        )
+    if {node for node in nodes if node.pending} != set(index.pending):
+        raise AuditError("the nodes marked pending are not those of this step")
+
+
+def _audit_children(parent: PrefixNode) -> list[PrefixNode]:
+    children = []
+    for first, alike in parent.children.items():
+        if not alike:
+            raise AuditError(f"an empty bucket was left for blocks that begin with token {first}")
+        for tokens, node in alike.items():
+            if node.block is None or node.block.node is not node:
+                raise AuditError(f"a node and its {node.block} do not point at each other")
+            if tokens != node.tokens or first != tokens[0]:
+                raise AuditError(f"{node.block} is filed under other tokens than its own")
+            if node.parent is not parent:
+                raise AuditError(f"{node.block} names another parent than the one it is under")
+            if node.salt != parent.salt:
+                raise AuditError(f"{node.block} of salt {node.salt!r} is found under salt {parent.salt!r}")
+            children.append(node)
+    return children
+
+
+def _audit_order(parent: PrefixNode, child: PrefixNode, place: dict[Block, int]) -> None:
+    """A block must be forgotten, and may be relied on, only together with everything before it."""
+    if parent.block is None or child.block is None:
+        return
+    if parent.pending and not child.pending:
+        raise AuditError(f"{child.block} is committed before {parent.block}, which it continues")
+    if parent.block in place and (child.block not in place or place[parent.block] < place[child.block]):
+        raise AuditError(f"{parent.block} would be forgotten before {child.block}, which continues it")
+
+
+def _audit_chain(sequence: TokenSequence, index: PrefixIndex, block_size: int) -> None:
+    table, computed = sequence.block_table, sequence.num_computed_tokens
+    if not computed <= min(len(table) * block_size, len(sequence.token_ids)):
+        raise AuditError(
+            f"{sequence}: {computed} tokens computed, {len(sequence.token_ids)} known, "
+            f"{len(table)} blocks held"
+        )
+    parent = index.root(sequence.salt)
+    for position in range(computed // block_size):
+        node = table.blocks[position].node
+        if node is None:
+            raise AuditError(f"{sequence}: its full block {position} cannot be found by others")
+        if node.tokens != tuple(sequence.token_ids[position * block_size : (position + 1) * block_size]):
+            raise AuditError(f"{sequence}: its block {position} stands for other tokens")
+        if node.parent is not parent:
+            raise AuditError(f"{sequence}: its block {position} continues another chain")
+        parent = node

@@ -1,0 +1,33 @@
+"""What one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Tokens `start` to `start + num_tokens` of a sequence, computed in this step.
+
+    `samples`: the chunk reaches the last known token, so its last row's logits give the next one.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The chunks of a step in order of computation, and who lost blocks for them.
+
+    Who adopts a block that is computed in this step comes after the chunk that computes it. Nobody is in
+    `chunks` and in `preempted`. `num_tokens` is the sum over the chunks.
+    """
+
+    chunks: tuple[ScheduledChunk, ...]
+    num_tokens: int
+    preempted: tuple[Sequence, ...]

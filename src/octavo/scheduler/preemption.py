@@ -1,0 +1,84 @@
+"""Whose blocks are taken when the pool is full, in which order, and how many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from octavo.kv.block import Block
+from octavo.kv.kv_cache import KVCache
+from octavo.scheduler.sequence import Sequence, SequenceStatus
+
+
+def victims_in_order(running: Iterable[Sequence], taker: Sequence) -> list[Sequence]:
+    """Who may lose blocks to `taker`, first to be robbed first.
+
+    Only who has not been visited in this step: those behind the taker, and held ones wherever they stand,
+    since nobody visits them. Those who stand still anyhow (held, paused) before those who run; the latest
+    arrival first.
+
+    Args:
+        running: admitted sequences, latest arrival first.
+        taker: one of them, or one that is just being admitted behind them all.
+    """
+    still: list[Sequence] = []
+    moving: list[Sequence] = []
+    # Whoever is just being admitted is last: nobody is behind it.
+    behind = taker.status is not SequenceStatus.WAITING
+    for sequence in running:
+        if sequence is taker:
+            behind = False
+        elif not sequence.block_table.blocks:
+            continue
+        elif sequence.held or (behind and sequence.status is SequenceStatus.PAUSED):
+            still.append(sequence)
+        elif behind:
+            moving.append(sequence)
+    return still + moving
+
+
+def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> list[Sequence]:
+    """Free tail blocks of the victims in turn until `num_blocks` are available, or nothing is left to take.
+
+    What a victim keeps stays valid, and what it loses stays findable until it is overwritten. A shared block
+    becomes available only when the last of those who share it lets go. So a first round takes only blocks
+    with one reference; a second one, if that was not enough, also those that nobody but victims shares.
+
+    Returns: who lost blocks, now paused.
+    """
+    robbed: dict[Sequence, None] = {}
+    for shared_too in (False, True):
+        held: Counter[Block] = Counter()
+        if shared_too:
+            held.update(block for victim in victims for block in victim.block_table.blocks)
+        for victim in victims:
+            lacking = num_blocks - cache.num_available
+            if lacking <= 0:
+                return list(robbed)
+            keep = _keep(victim, lacking, held)
+            if keep < len(victim.block_table):
+                _preempt(cache, victim, keep)
+                robbed[victim] = None
+    return list(robbed)
+
+
+def _keep(victim: Sequence, lacking: int, held: Mapping[Block, int]) -> int:
+    """Blocks a victim keeps when `lacking` more are to become available and its tail is taken one by one.
+
+    Args:
+        held: how many victims hold a block, at the beginning of the round; 1 for blocks that are not named.
+    """
+    keep, gained = len(victim.block_table), 0
+    for block in reversed(victim.block_table.blocks):
+        if gained == lacking or block.ref_count > held.get(block, 1):
+            break
+        gained += block.ref_count == 1
+        keep -= 1
+    return keep
+
+
+def _preempt(cache: KVCache, victim: Sequence, keep_blocks: int) -> None:
+    before = victim.num_computed_tokens
+    cache.free_tail(victim, keep_blocks)
+    victim.num_lost_tokens += before - victim.num_computed_tokens
+    victim.status = SequenceStatus.PAUSED

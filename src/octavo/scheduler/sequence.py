@@ -1,0 +1,86 @@
+"""One generation: what is known of it, and how much of that is computed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from octavo.kv.block_table import BlockTable
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in its life.
+
+    WAITING --admitted--> RUNNING <--blocks lacking / blocks again--> PAUSED;  each of them --> FINISHED
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A prompt and what was generated after it.
+
+        |<------------------- num_tokens ------------------->|
+        | prompt                       | generated           |
+        |<- num_prompt_tokens -------->|
+        |<----- num_computed_tokens ------>|  still to compute |
+        |<- num_cached ->|   of the prompt, not computed by itself
+
+    There is no prefill and no decode: each step moves `num_computed_tokens` toward `num_tokens`, and when it
+    gets there a token is sampled and appended.
+
+    Only the scheduler and the cache write the fields, but for two: the engine appends tokens, and sets `held`
+    while nobody reads them.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_table",
+        "held",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_lost_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_seen_tokens",
+        "salt",
+        "sequence_id",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, sequence_id: str, prompt_token_ids: list[int], *, salt: str = "") -> None:
+        if not prompt_token_ids:
+            raise ValueError(f"sequence {sequence_id} has an empty prompt")
+        self.sequence_id = sequence_id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.salt = salt
+        self.status = SequenceStatus.WAITING
+        self.arrival = 0
+        self.held = False
+        self.block_table = BlockTable()
+        self.num_computed_tokens = 0
+        # Prompt tokens that were there before it had computed them itself, each counted once.
+        self.num_cached_tokens = 0
+        # The furthest it had come before a preemption threw it back.
+        self.num_seen_tokens = 0
+        self.num_preemptions = 0
+        self.num_lost_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    def append(self, token_id: int) -> None:
+        """Add the token that was sampled."""
+        self.token_ids.append(token_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.sequence_id!r}, {self.status.value}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} computed, {len(self.block_table)} blocks)"
+        )

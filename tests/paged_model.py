@@ -1,0 +1,182 @@
+"""A model made of words: it checks every position it reads, so that a paging error cannot hide."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from octavo.kv.kv_cache import KVCache
+from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence, SequenceStatus
+
+Content = bytes
+NOTHING: Content = b""
+
+
+def content_after(before: Content, token_id: int) -> Content:
+    """What stands in a token's slot: the token and, through `before`, everything ahead of it."""
+    return blake2b(before + token_id.to_bytes(8, "little"), digest_size=8).digest()
+
+
+def contents(sequence: Sequence) -> list[Content]:
+    """What must stand in the slots of a sequence's known tokens. Salts differ in everything."""
+    chain = [sequence.salt.encode()]
+    for token_id in sequence.token_ids:
+        chain.append(content_after(chain[-1], token_id))
+    return chain[1:]
+
+
+class PagedModel:
+    """Slots like those of the arena, filled and read as the native step does it.
+
+    Chunk by chunk: all slots of the chunk are written, then every position up to its end is read through the
+    block table and compared. A block that was handed out twice, forgotten too early, adopted too soon or left
+    in a wrong order is therefore found in the step that reads it.
+    """
+
+    def __init__(self, block_size: int, vocab_size: int = 1000) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.num_computed = 0
+        self._slots: dict[tuple[int, int], Content] = {}
+
+    def run(self, plan: StepPlan) -> list[int | None]:
+        """Compute a plan. Returns: for each chunk the token after it, None where it does not sample.
+
+        Raises: AssertionError, if a slot does not hold what its sequence needs, or a shared block is written.
+        """
+        assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.chunks)
+        sampled: list[int | None] = []
+        for chunk in plan.chunks:
+            sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
+            wanted = contents(sequence)
+            for position in range(chunk.start, end):
+                block = sequence.block_table.blocks[position // self.block_size]
+                assert block.ref_count == 1, f"{sequence} writes {block}"
+                self._slots[self._slot(sequence, position)] = wanted[position]
+            for position in range(end):
+                found = self._slots.get(self._slot(sequence, position), NOTHING)
+                assert found == wanted[position], f"{sequence} reads something else at position {position}"
+            self.num_computed += chunk.num_tokens
+            assert chunk.samples == (end == sequence.num_tokens)
+            sampled.append(self._sample(wanted[-1]) if chunk.samples else None)
+        return sampled
+
+    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        return sequence.block_table.block_ids[position // self.block_size], position % self.block_size
+
+    def _sample(self, content: Content) -> int:
+        return int.from_bytes(content, "little") % self.vocab_size
+
+
+class PagedServer:
+    """Scheduler, cache and `PagedModel` in a loop, with the books proved after every half-step."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 256,
+        max_model_len: int = 100_000,
+        enable_prefix_caching: bool = True,
+        block_order: list[int] | None = None,
+        vocab_size: int = 1000,
+    ) -> None:
+        self.cache = KVCache(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            block_order=block_order,
+        )
+        config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len)
+        self.scheduler = Scheduler(self.cache, config)
+        self.model = PagedModel(block_size, vocab_size)
+        self.num_steps = 0
+        self._max_tokens: dict[Sequence, int] = {}
+
+    def add(self, sequence_id: str, prompt: list[int], max_tokens: int = 8, *, salt: str = "") -> Sequence:
+        """Let a request arrive."""
+        sequence = Sequence(sequence_id, prompt, salt=salt)
+        self.scheduler.add(sequence)
+        self._max_tokens[sequence] = max_tokens
+        return sequence
+
+    def plan(self) -> StepPlan:
+        """Plan a step; `end` or `fail` must follow if it has chunks."""
+        plan = self.scheduler.step()
+        planned = [chunk.sequence for chunk in plan.chunks]
+        assert len(set(planned)) == len(planned)
+        assert not set(planned) & set(plan.preempted), "a planned sequence is a victim in the same step"
+        assert not any(sequence.held for sequence in planned)
+        assert len(planned) <= self.scheduler.config.max_num_seqs
+        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        self.audit()
+        return plan
+
+    def end(self, plan: StepPlan) -> None:
+        """Compute and commit a plan; whoever has all its tokens leaves."""
+        sampled = self.model.run(plan)
+        self.scheduler.commit(plan)
+        self.audit()
+        self.num_steps += 1
+        for chunk, token_id in zip(plan.chunks, sampled, strict=True):
+            if token_id is not None:
+                chunk.sequence.append(token_id)
+                if self.num_generated(chunk.sequence) >= self._max_tokens[chunk.sequence]:
+                    self.finish(chunk.sequence)
+
+    def fail(self, plan: StepPlan) -> None:
+        """Compute a plan, but fail before it returns."""
+        self.model.run(plan)
+        self.scheduler.rollback(plan)
+        self.audit()
+
+    def step(self) -> StepPlan:
+        """Plan, compute and commit."""
+        plan = self.plan()
+        if plan.chunks:
+            self.end(plan)
+        return plan
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nobody has work."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            assert self.step().chunks, "there is work, and nothing is planned"
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+    def finish(self, sequence: Sequence) -> None:
+        """Let a request go, as the engine does when it is complete or its client has gone."""
+        self.scheduler.finish(sequence)
+        self._max_tokens.pop(sequence, None)
+        assert sequence.status is SequenceStatus.FINISHED
+        assert len(sequence.block_table) == 0
+        self.audit()
+
+    def audit(self) -> None:
+        """Prove the books."""
+        self.cache.audit(self.sequences)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Everybody who is here."""
+        return [*self.scheduler.running, *self.scheduler.waiting]
+
+    @staticmethod
+    def num_generated(sequence: Sequence) -> int:
+        """Tokens that were sampled."""
+        return sequence.num_tokens - sequence.num_prompt_tokens
+
+
+def solo(prompt: list[int], max_tokens: int, *, salt: str = "", vocab_size: int = 1000) -> list[int]:
+    """Prompt and output of the same request alone on a fresh server."""
+    server = PagedServer(
+        len(prompt) + max_tokens + 1, 1, max_num_batched_tokens=len(prompt) + 8, vocab_size=vocab_size
+    )
+    sequence = server.add("solo", prompt, max_tokens, salt=salt)
+    server.run()
+    return sequence.token_ids
