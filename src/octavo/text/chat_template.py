@@ -91,8 +91,6 @@ class ChatTemplate:
         return self._run(plain, add_generation_prompt)
 
     def _run(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        import jinja2
-
         pieces: list[str] = []
         length = 0
         try:
@@ -107,8 +105,6 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
-        except jinja2.TemplateError as error:
-            raise ChatTemplateError(error.message or "the model's chat template failed") from error
         except (
             Exception
         ) as error:  # a template is somebody else's program: whatever it raises is its own fault
