@@ -86,7 +86,8 @@ class _ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._tasks:  # stopping what never began prints an empty line
+            self._progress.stop()
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
