@@ -1,0 +1,62 @@
+// How one layer's attention over a row tile is cut into tasks, the same for every layer of a step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernel_table.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// Consecutive rows of a tile that are consecutive positions of one sequence.
+struct Segment {
+    int first_row;
+    int num_rows;
+    int first_position;
+    const int32_t* block_table;
+};
+
+class AttentionWork {
+  public:
+    // Throws std::invalid_argument where more than 48 query heads share a KV head.
+    AttentionWork(int num_threads, int max_rows, int num_heads, int num_kv_heads, int head_dim);
+
+    // Cuts the segments into (rows, KV head) tasks of at most 48 query vectors; a single row is cut further
+    // into its runs, while there is room for their states, so that one long context keeps every thread busy.
+    // Longest first.
+    void plan(const std::vector<Segment>& segments);
+
+    // Inside a job: every thread calls it; returns after the barrier.
+    // q [rows][q_stride] (scaled), out [rows][out_stride].
+    void run(const KernelTable& kernels, ThreadPool& pool, int thread, const PagedKV& kv, const float* q,
+             int q_stride, float* out, int out_stride);
+
+    int64_t nbytes() const;
+
+  private:
+    struct Item {
+        int segment, row, num_rows, kv_head;
+        int run_begin, run_end;
+        int fold;               // index into folds_, or -1
+        int64_t states_offset;  // floats
+        int64_t cost;
+    };
+    struct Fold {
+        int row, kv_head, runs;
+        int64_t states_offset;
+        std::atomic<int> remaining;
+    };
+
+    const int num_threads_, num_heads_, num_kv_heads_, head_dim_, group_;
+    std::vector<Segment> segments_;
+    std::vector<Item> items_;
+    std::vector<Fold> folds_;
+    int num_folds_ = 0;
+    std::vector<std::unique_ptr<float[]>> scratch_;  // a thread each
+    std::unique_ptr<float[]> states_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,109 @@
+// The functions that exist once per instruction set. Everything else in the native core is compiled once.
+//
+// Every path gives the same bytes: integer sums are exact, and each float result is one fixed chain of fused
+// multiply-adds whatever the number of rows, threads or lanes (docs/kernels.md, "the determinism rule").
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+constexpr int kTileColumns = 8;  // output columns of one packed weight tile
+constexpr int kGroup = 32;       // activations that share one scale
+constexpr int kRunTokens = 256;  // positions whose attention state is computed from scratch, then folded
+
+enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kCount };
+
+// Rows of activations as the matmuls read them.
+struct Activations {
+    const float* x;            // [rows][k], the unquantised rows (float weights)
+    const int8_t* codes;       // [rows][k]
+    const int16_t* codes16;    // [rows][k], the same codes for 8-bit weights
+    const float* scales;       // [rows][k / 32]
+    const int32_t* sums;       // [rows][k / 32], sum of the codes of a group
+    const float* scaled_sums;  // [rows][k / 32], scale * sum
+    int x_stride;
+};
+
+struct MatmulTask {
+    const uint8_t* tiles;  // packed weights of column tile 0
+    int64_t tile_bytes;
+    int k;
+    int columns;  // real output columns; the last tile may be padded
+    int64_t tile_begin, tile_end;
+    Activations activations;
+    int rows;
+    float* out;  // [rows][out_stride]
+    int out_stride;
+    bool accumulate;  // out += result (the residual stream)
+};
+
+// One layer of one arena.
+struct PagedKV {
+    uint8_t* arena;
+    int64_t extent_bytes;
+    int64_t layer_offset;  // bytes from the start of a block to this layer's K
+    int num_kv_heads;
+    int head_dim;
+    int block_size;
+};
+
+// One KV head of `num_rows` consecutive positions of one sequence over runs [run_begin, run_end).
+struct AttentionTask {
+    PagedKV kv;
+    const int32_t* block_table;
+    const float* q;  // [num_rows][q_stride], the group's first head, already scaled
+    int q_stride;
+    int group;  // query heads per KV head
+    int kv_head;
+    int first_position;
+    int num_rows;
+    int run_begin, run_end;
+    float* states;  // not null: write each run's state [run - run_begin][group][2 + head_dim] (one row only)
+    float* out;     // else: [num_rows][out_stride], the finished rows
+    int out_stride;
+    float* scratch;  // attention_scratch_floats(head_dim)
+};
+
+// Query vectors (rows x heads of a group) that one attention task may hold.
+constexpr int kMaxQueryVectors = 48;
+// Positions converted to float at once when many query vectors read them.
+constexpr int kSliceTokens = 64;
+
+struct KernelTable {
+    const char* name;
+
+    // Round-to-nearest-even codes in [-127, 127], a scale of amax / 127 for each 32; amax below the normal
+    // range gives zero codes. n is a multiple of 32.
+    void (*quantize_row)(const float* x, int n, int8_t* codes, int16_t* codes16, float* scales, int32_t* sums,
+                         float* scaled_sums);
+    // out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
+    void (*rms_norm_row)(const float* x, const float* weight, int n, float eps, float* out);
+    // out = gate / (1 + exp(-gate)) * up (Shazeer 2020, SwiGLU).
+    void (*silu_mul_row)(const float* gate, const float* up, int n, float* out);
+    // Rotates pairs (2i, 2i + 1) of each head by cos/sin[i], then multiplies the head by `scale` (Su et al.
+    // 2021).
+    void (*rope_row)(float* x, int num_heads, int head_dim, int rope_dim, const float* cos, const float* sin,
+                     float scale);
+    // One token's K and V, float [num_kv_heads][head_dim] each, to its slot of its block, as f16.
+    void (*store_kv)(const PagedKV& kv, int64_t block, int slot, const float* k, const float* v);
+    void (*attention)(const AttentionTask& task);
+    // Folds `runs` states of one KV head's group, in position order, into out [group][head_dim] (Milakov and
+    // Gimelshein 2018; Dao et al. 2022).
+    void (*fold_states)(const float* states, int runs, int group, int head_dim, float* out);
+    void (*matmul[static_cast<int>(WeightType::kCount)])(const MatmulTask& task);
+
+    // Independent multiply-adds in registers, the machine's limits for `octavo bench kernels`. Returns
+    // operations done.
+    double (*peak_fma)(int64_t iterations);
+    double (*peak_int8)(int64_t iterations);
+    // Sums `bytes` bytes: read bandwidth. Returns the sum so that it is not optimised away.
+    double (*read_bytes)(const uint8_t* data, int64_t bytes);
+};
+
+int attention_scratch_floats(int head_dim);
+
+const KernelTable& portable_kernels();
+const KernelTable* avx2_kernels();  // null where it was not compiled
+
+}  // namespace octavo

@@ -1,0 +1,166 @@
+// Row-wise kernels over eight lanes: quantisation, norm, rope, gated activation, KV store. Included inside an
+// anonymous namespace, after a simd header.
+
+// e^x for x <= 88, within 2 ulp; 0 below -87 (results there would be subnormal). Tails of rows use these
+// lanes too, so that a position gets the same bytes wherever it stands. Range reduction by ln 2 in two parts,
+// then a degree-6 polynomial (Cephes expf's minimax coefficients).
+inline F32x8 exp_f32(F32x8 x) {
+    const F32x8 floor = broadcast(-87.0f);
+    const F32x8 clamped = min(max(x, floor), broadcast(88.0f));
+    const I32x8 n = round_to_int(mul(clamped, broadcast(1.44269504f)));
+    const F32x8 nf = to_float(n);
+    F32x8 r = fma(nf, broadcast(-0.693359375f), clamped);
+    r = fma(nf, broadcast(2.12194440e-4f), r);
+    F32x8 p = broadcast(1.9875691500e-4f);
+    p = fma(p, r, broadcast(1.3981999507e-3f));
+    p = fma(p, r, broadcast(8.3334519073e-3f));
+    p = fma(p, r, broadcast(4.1665795894e-2f));
+    p = fma(p, r, broadcast(1.6666665459e-1f));
+    p = fma(p, r, broadcast(5.0000001201e-1f));
+    p = fma(p, mul(r, r), r);
+    p = add(p, broadcast(1.0f));
+    return keep_where_at_least(mul(p, power_of_two(n)), x, floor);
+}
+
+// One fixed tree, so that a sum does not depend on the path.
+inline float sum_lanes(F32x8 a) {
+    float v[8];
+    store(v, a);
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+inline float max_lanes(F32x8 a) {
+    float v[8];
+    store(v, a);
+    float m = v[0];
+    for (int i = 1; i < 8; ++i) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+// The first `count` lanes of p, the others `fill`.
+inline F32x8 load_first(const float* p, int count, float fill) {
+    float v[8];
+    for (int i = 0; i < 8; ++i) v[i] = i < count ? p[i] : fill;
+    return load(v);
+}
+
+void quantize_row(const float* x, int n, int8_t* codes, int16_t* codes16, float* scales, int32_t* sums,
+                  float* scaled_sums) {
+    for (int g = 0; g < n / kGroup; ++g) {
+        const float* from = x + g * kGroup;
+        F32x8 v[4];
+        F32x8 largest = zero_f32();
+        for (int i = 0; i < 4; ++i) {
+            v[i] = load(from + 8 * i);
+            largest = max(abs(v[i]), largest);
+        }
+        const float amax = max_lanes(largest);
+        const bool usable = amax >= 1.17549435e-38f * 127.0f;  // the scale itself must be a normal number
+        const float scale = usable ? amax / 127.0f : 0.0f;
+        const float inverse = usable ? 127.0f / amax : 0.0f;
+        int32_t rounded[kGroup];
+        for (int i = 0; i < 4; ++i) store(rounded + 8 * i, round_to_int(mul(v[i], broadcast(inverse))));
+        int32_t sum = 0;
+        for (int i = 0; i < kGroup; ++i) {
+            sum += rounded[i];
+            codes[g * kGroup + i] = static_cast<int8_t>(rounded[i]);
+            codes16[g * kGroup + i] = static_cast<int16_t>(rounded[i]);
+        }
+        // A row with a NaN must stay a row with a NaN: its request fails, its neighbours do not.
+        bool finite = true;
+        for (int i = 0; i < kGroup; ++i) finite &= from[i] - from[i] == 0.0f;
+        scales[g] = finite ? scale : __builtin_nanf("");
+        sums[g] = sum;
+        scaled_sums[g] = scales[g] * static_cast<float>(sum);
+    }
+}
+
+void rms_norm_row(const float* x, const float* weight, int n, float eps, float* out) {
+    F32x8 squares = zero_f32();
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const F32x8 v = load(x + i);
+        squares = fma(v, v, squares);
+    }
+    if (i < n) {
+        const F32x8 v = load_first(x + i, n - i, 0.0f);
+        squares = fma(v, v, squares);
+    }
+    const float mean = sum_lanes(squares) / static_cast<float>(n);
+    const float inverse = 1.0f / __builtin_sqrtf(mean + eps);
+    const F32x8 factor = broadcast(inverse);
+    for (i = 0; i + 8 <= n; i += 8) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
+    for (; i < n; ++i) out[i] = x[i] * inverse * weight[i];
+}
+
+void silu_mul_row(const float* gate, const float* up, int n, float* out) {
+    const F32x8 one = broadcast(1.0f);
+    for (int i = 0; i < n; i += 8) {
+        const int count = n - i < 8 ? n - i : 8;
+        const F32x8 g = count == 8 ? load(gate + i) : load_first(gate + i, count, 0.0f);
+        const F32x8 u = count == 8 ? load(up + i) : load_first(up + i, count, 0.0f);
+        const F32x8 y = mul(div(g, add(one, exp_f32(sub(zero_f32(), g)))), u);
+        if (count == 8) {
+            store(out + i, y);
+        } else {
+            float v[8];
+            store(v, y);
+            for (int j = 0; j < count; ++j) out[i + j] = v[j];
+        }
+    }
+}
+
+void rope_row(float* x, int num_heads, int head_dim, int rope_dim, const float* cos, const float* sin,
+              float scale) {
+    for (int h = 0; h < num_heads; ++h) {
+        float* head = x + h * head_dim;
+        for (int i = 0; i < rope_dim / 2; ++i) {
+            const float a = head[2 * i];
+            const float b = head[2 * i + 1];
+            head[2 * i] = (a * cos[i] - b * sin[i]) * scale;
+            head[2 * i + 1] = (a * sin[i] + b * cos[i]) * scale;
+        }
+        for (int i = rope_dim; i < head_dim; ++i) head[i] *= scale;
+    }
+}
+
+void store_kv(const PagedKV& kv, int64_t block, int slot, const float* k, const float* v) {
+    const int64_t half_bytes = static_cast<int64_t>(kv.num_kv_heads) * kv.head_dim * kv.block_size * 2;
+    uint8_t* base = kv.arena + block * kv.extent_bytes + kv.layer_offset;
+    Half* k_out = reinterpret_cast<Half*>(base);
+    Half* v_out = reinterpret_cast<Half*>(base + half_bytes);
+    for (int h = 0; h < kv.num_kv_heads; ++h) {
+        const int64_t head = static_cast<int64_t>(h) * kv.head_dim * kv.block_size;
+        Half lanes[8];
+        for (int d = 0; d < kv.head_dim; d += 8) {
+            store(lanes, load(k + h * kv.head_dim + d));
+            for (int i = 0; i < 8; ++i) k_out[head + (d + i) * kv.block_size + slot] = lanes[i];
+            store(v_out + head + slot * kv.head_dim + d, load(v + h * kv.head_dim + d));
+        }
+    }
+}
+
+double peak_fma(int64_t iterations) {
+    F32x8 acc[12];
+    for (int i = 0; i < 12; ++i) acc[i] = broadcast(static_cast<float>(i));
+    F32x8 a = broadcast(0.999f);
+    for (int64_t n = 0; n < iterations; ++n)
+        for (int i = 0; i < 12; ++i) acc[i] = fma(acc[i], a, a);
+    float sum = 0;
+    for (int i = 0; i < 12; ++i) sum += sum_lanes(acc[i]);
+    asm volatile("" : : "r"(&sum) : "memory");
+    return static_cast<double>(iterations) * 12 * 8 * 2;
+}
+
+double peak_int8(int64_t iterations) { return peak_int8_loop(iterations); }
+
+double read_bytes(const uint8_t* data, int64_t bytes) {
+    F32x8 acc[8];
+    for (int i = 0; i < 8; ++i) acc[i] = zero_f32();
+    const float* p = reinterpret_cast<const float*>(data);
+    for (int64_t i = 0; i + 64 <= bytes / 4; i += 64)
+        for (int j = 0; j < 8; ++j) acc[j] = add(acc[j], load(p + i + 8 * j));
+    float sum = 0;
+    for (int i = 0; i < 8; ++i) sum += sum_lanes(acc[i]);
+    return sum;
+}

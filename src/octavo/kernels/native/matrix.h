@@ -1,0 +1,70 @@
+// Weights, repacked at load into column tiles (layouts in kernels_matmul.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernel_table.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// Memory for all weights of one model: large anonymous chunks that may use huge pages, filled front to back.
+class WeightStore {
+  public:
+    WeightStore() = default;
+    ~WeightStore();
+    WeightStore(const WeightStore&) = delete;
+    WeightStore& operator=(const WeightStore&) = delete;
+
+    // 64-byte aligned, zeroed. Throws std::bad_alloc.
+    uint8_t* allocate(int64_t bytes);
+    int64_t used_bytes() const { return used_bytes_; }
+
+  private:
+    struct Chunk {
+        uint8_t* data;
+        int64_t size, used;
+    };
+    std::vector<Chunk> chunks_;
+    int64_t used_bytes_ = 0;
+    std::mutex mutex_;
+};
+
+// Throws std::invalid_argument naming the types there are.
+WeightType weight_type_from_name(const std::string& name);
+const char* weight_type_name(WeightType type);
+
+class Matrix {
+  public:
+    // data: a GGUF tensor [out_features][in_features] of `type`, row after row. Throws std::invalid_argument
+    // for sizes that disagree, for in_features that is no multiple of 32 where codes come in groups of 32,
+    // and for scales that are not finite.
+    Matrix(std::shared_ptr<WeightStore> store, const std::string& type, const uint8_t* data, int64_t size,
+           int64_t out_features, int64_t in_features, ThreadPool& pool);
+
+    WeightType type() const { return type_; }
+    int64_t out_features() const { return out_features_; }
+    int64_t in_features() const { return in_features_; }
+    int64_t nbytes() const { return tile_bytes_ * num_tiles_; }
+    int64_t num_tiles() const { return num_tiles_; }
+    int64_t tile_bytes() const { return tile_bytes_; }
+    const uint8_t* tiles() const { return tiles_; }
+    bool quantized() const { return type_ >= WeightType::kQ4_0; }
+
+    // Row `index` of the original matrix as float[in_features], equal to the reference dequantiser's bits.
+    void dequantize_row(int64_t index, float* out) const;
+
+  private:
+    void pack_tile(const uint8_t* data, int64_t tile, int64_t* bad_row) const;
+
+    std::shared_ptr<WeightStore> store_;
+    WeightType type_;
+    int64_t out_features_, in_features_, num_tiles_, tile_bytes_;
+    uint8_t* tiles_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,390 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t kLogitsBytes = int64_t{8} << 20;
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+}  // namespace
+
+void ActivationBuffer::resize(int rows, int k) {
+    const size_t values = static_cast<size_t>(rows) * k;
+    codes_.resize(values);
+    codes16_.resize(values);
+    scales_.resize(values / kGroup);
+    scaled_sums_.resize(values / kGroup);
+    sums_.resize(values / kGroup);
+}
+
+void ActivationBuffer::quantize(const KernelTable& kernels, int row, const float* x, int k) {
+    const int64_t at = static_cast<int64_t>(row) * k;
+    const int64_t group = at / kGroup;
+    kernels.quantize_row(x, k, codes_.data() + at, codes16_.data() + at, scales_.data() + group,
+                         sums_.data() + group, scaled_sums_.data() + group);
+}
+
+Activations ActivationBuffer::view(const float* x, int x_stride) const {
+    return {x, codes_.data(), codes16_.data(), scales_.data(), sums_.data(), scaled_sums_.data(), x_stride};
+}
+
+int64_t ActivationBuffer::nbytes() const {
+    return static_cast<int64_t>(codes_.size()) * 3 + static_cast<int64_t>(scales_.size()) * 12;
+}
+
+void linear(const KernelTable& kernels, ThreadPool& pool,
+            const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
+            float* out, int out_stride, bool accumulate) {
+    int64_t total = 0;
+    for (const auto& matrix : matrices) total += matrix->num_tiles();
+    const int64_t chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
+    pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end) {
+        int64_t first_tile = 0, first_column = 0;
+        for (const auto& matrix : matrices) {
+            const int64_t from = std::max(begin - first_tile, int64_t{0});
+            const int64_t to = std::min(end - first_tile, matrix->num_tiles());
+            if (from < to) {
+                MatmulTask task{};
+                task.tiles = matrix->tiles();
+                task.tile_bytes = matrix->tile_bytes();
+                task.k = static_cast<int>(matrix->in_features());
+                task.columns = static_cast<int>(matrix->out_features());
+                task.tile_begin = from;
+                task.tile_end = to;
+                task.activations = activations;
+                task.rows = rows;
+                task.out = out + first_column;
+                task.out_stride = out_stride;
+                task.accumulate = accumulate;
+                kernels.matmul[static_cast<int>(matrix->type())](task);
+            }
+            first_tile += matrix->num_tiles();
+            first_column += matrix->out_features();
+        }
+    });
+}
+
+Program::Program(std::shared_ptr<ThreadPool> pool, const std::string& instruction_set, int row_tile)
+    : pool_(std::move(pool)), kernels_(select_kernels(instruction_set)), row_tile_(row_tile) {
+    if (row_tile < 1 || row_tile > 256) refuse("a row tile has 1 to 256 tokens, not " + text(row_tile));
+}
+
+int Program::buffer(int width) {
+    buffers_.emplace_back(new float[static_cast<size_t>(row_tile_) * width]);
+    widths_.push_back(width);
+    return static_cast<int>(widths_.size()) - 1;
+}
+
+void Program::embed(std::shared_ptr<Matrix> table, int out) {
+    if (table->in_features() != widths_.at(out))
+        refuse("embeddings of " + text(table->in_features()) + " do not fit a buffer of " +
+               text(widths_[out]));
+    vocab_rows_ = table->out_features();
+    operations_.push_back(Embed{std::move(table), out});
+}
+
+void Program::rms_norm(int in, std::vector<float> weight, float eps, int out) {
+    if (static_cast<int>(weight.size()) != widths_.at(in) || widths_.at(out) != widths_[in])
+        refuse("a norm of " + text(weight.size()) + " does not fit buffers of " + text(widths_[in]) +
+               " and " + text(widths_[out]));
+    operations_.push_back(RmsNorm{in, out, std::move(weight), eps, false});
+}
+
+void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int out, bool accumulate) {
+    int64_t columns = 0;
+    bool quantized = false;
+    for (const auto& matrix : matrices) {
+        if (matrix->in_features() != widths_.at(in))
+            refuse("a matrix over " + text(matrix->in_features()) + " does not fit a buffer of " +
+                   text(widths_[in]));
+        columns += matrix->out_features();
+        quantized |= matrix->quantized();
+    }
+    if (columns != widths_.at(out))
+        refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
+    if (quantized) {
+        // The operation that made `in` writes its codes as well, where it can: one pass and one barrier less.
+        Operation* last = operations_.empty() ? nullptr : &operations_.back();
+        if (auto* norm = last ? std::get_if<RmsNorm>(last) : nullptr; norm && norm->out == in)
+            norm->quantize = true;
+        else if (auto* gated = last ? std::get_if<SiluMul>(last) : nullptr; gated && gated->out == in)
+            gated->quantize = true;
+        else
+            operations_.push_back(Quantize{in});
+        max_k_ = std::max(max_k_, widths_[in]);
+    }
+    operations_.push_back(Linear{in, out, std::move(matrices), accumulate});
+}
+
+void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim) {
+    if (head_dim % 16 != 0 || head_dim < 16 || head_dim > 256)
+        refuse("head size " + text(head_dim) + " is not a multiple of 16 up to 256");
+    if (num_kv_heads < 1 || num_heads % num_kv_heads != 0)
+        refuse(text(num_heads) + " query heads do not divide among " + text(num_kv_heads) + " KV heads");
+    if (widths_.at(qkv) != (num_heads + 2 * num_kv_heads) * head_dim ||
+        widths_.at(out) != num_heads * head_dim)
+        refuse("buffers of " + text(widths_[qkv]) + " and " + text(widths_[out]) + " do not fit " +
+               text(num_heads) + " + 2 x " + text(num_kv_heads) + " heads of " + text(head_dim));
+    if (num_layers_ > 0 &&
+        (num_heads != num_heads_ || num_kv_heads != num_kv_heads_ || head_dim != head_dim_))
+        refuse("layers of one group have equal heads");
+    num_heads_ = num_heads;
+    num_kv_heads_ = num_kv_heads;
+    head_dim_ = head_dim;
+    if (!attention_)
+        attention_ = std::make_unique<AttentionWork>(pool_->num_threads(), row_tile_, num_heads, num_kv_heads,
+                                                     head_dim);
+    operations_.push_back(RopeAndStore{qkv, num_layers_});
+    operations_.push_back(Attend{qkv, out, num_layers_});
+    ++num_layers_;
+}
+
+void Program::silu_mul(int gate_up, int out) {
+    if (widths_.at(gate_up) != 2 * widths_.at(out))
+        refuse("a gate and up of " + text(widths_[gate_up]) + " do not fit an output of " +
+               text(widths_[out]));
+    operations_.push_back(SiluMul{gate_up, out, false});
+}
+
+void Program::logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head) {
+    if (static_cast<int>(norm_weight.size()) != widths_.at(in) || head->in_features() != widths_[in])
+        refuse("a head over " + text(head->in_features()) + " with a norm of " + text(norm_weight.size()) +
+               " does not fit a buffer of " + text(widths_[in]));
+    head_ = std::move(head);
+    head_rows_ =
+        static_cast<int>(std::clamp<int64_t>(kLogitsBytes / (4 * head_->out_features()) / 4 * 4, 8, 64));
+    head_rows_ = std::min(head_rows_, row_tile_);
+    head_input_.reset(new float[static_cast<size_t>(head_rows_) * widths_[in]]);
+    logits_.reset(new float[head_rows_ * head_->out_features()]);
+    if (head_->quantized()) max_k_ = std::max(max_k_, widths_[in]);
+    operations_.push_back(Logits{in, std::move(norm_weight), eps});
+    activations_.resize(row_tile_, max_k_);
+}
+
+void Program::rope(std::vector<double> inverse_frequencies, double magnitude) {
+    if (static_cast<int>(inverse_frequencies.size()) * 2 > head_dim_)
+        refuse("rope over " + text(2 * inverse_frequencies.size()) + " dimensions does not fit heads of " +
+               text(head_dim_));
+    inverse_frequencies_ = std::move(inverse_frequencies);
+    rope_magnitude_ = magnitude;
+    rope_cos_.reset(new float[row_tile_ * inverse_frequencies_.size()]);
+    rope_sin_.reset(new float[row_tile_ * inverse_frequencies_.size()]);
+}
+
+void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size) {
+    if (block_size < 8 || block_size % 8 != 0 || kRunTokens % block_size != 0)
+        refuse("block size " + text(block_size) + " is not 8, 16, 32, ... dividing " + text(kRunTokens));
+    const int64_t needed = int64_t{4} * num_layers_ * num_kv_heads_ * head_dim_ * block_size;
+    if (extent_bytes < needed)
+        refuse("extents of " + text(extent_bytes) + " bytes do not hold blocks of " + text(needed));
+    arena_ = arena;
+    extent_bytes_ = extent_bytes;
+    num_blocks_ = num_blocks;
+    block_size_ = block_size;
+}
+
+int64_t Program::buffer_bytes() const {
+    int64_t bytes = activations_.nbytes();
+    for (int width : widths_) bytes += int64_t{4} * row_tile_ * width;
+    if (attention_) bytes += attention_->nbytes();
+    if (head_) bytes += 4 * head_rows_ * (head_->out_features() + head_->in_features());
+    return bytes + int64_t{8} * row_tile_ * static_cast<int64_t>(inverse_frequencies_.size());
+}
+
+PagedKV Program::paged_kv(int layer) const {
+    const int64_t layer_bytes = int64_t{4} * num_kv_heads_ * head_dim_ * block_size_;
+    return {arena_, extent_bytes_, layer * layer_bytes, num_kv_heads_, head_dim_, block_size_};
+}
+
+void Program::validate(const Batch& batch) const {
+    if (arena_ == nullptr) refuse("no arena is bound");
+    if (!head_ || vocab_rows_ == 0) refuse("the program has no embedding or no logits");
+    int64_t tokens = 0;
+    if (batch.table_offsets[0] != 0 || batch.table_offsets[batch.num_seqs] != batch.num_table_entries)
+        refuse("block table offsets span " + text(batch.table_offsets[batch.num_seqs]) + " entries of " +
+               text(batch.num_table_entries));
+    for (int64_t s = 0; s < batch.num_seqs; ++s) {
+        const int64_t start = batch.chunk_starts[s], count = batch.chunk_lens[s];
+        if (start < 0 || count < 1)
+            refuse("chunk " + text(s) + " has " + text(count) + " tokens from " + text(start));
+        const int64_t entries = int64_t{batch.table_offsets[s + 1]} - batch.table_offsets[s];
+        if (entries * block_size_ < start + count)
+            refuse("chunk " + text(s) + " ends at position " + text(start + count) + " but its " +
+                   text(entries) + " blocks hold " + text(std::max<int64_t>(entries, 0) * block_size_));
+        tokens += count;
+    }
+    if (tokens != batch.num_tokens)
+        refuse("the chunks have " + text(tokens) + " tokens, the batch " + text(batch.num_tokens));
+    for (int64_t i = 0; i < batch.num_table_entries; ++i)
+        if (batch.block_tables[i] < 0 || batch.block_tables[i] >= num_blocks_)
+            refuse("block " + text(batch.block_tables[i]) + " is outside the pool of " + text(num_blocks_));
+    for (int64_t i = 0; i < batch.num_tokens; ++i)
+        if (batch.token_ids[i] < 0 || batch.token_ids[i] >= vocab_rows_)
+            refuse("token " + text(batch.token_ids[i]) + " is outside the vocabulary of " +
+                   text(vocab_rows_));
+}
+
+void Program::prepare_tile(const Batch& batch, int64_t first_token, const std::vector<Sampler*>& samplers,
+                           bool all) {
+    Tile& tile = tile_;
+    tile.rows = static_cast<int>(std::min<int64_t>(row_tile_, batch.num_tokens - first_token));
+    tile.token_ids = batch.token_ids + first_token;
+    tile.segments.clear();
+    tile.positions.clear();
+    tile.blocks.clear();
+    tile.slots.clear();
+    tile.logit_rows.clear();
+    tile.logit_targets.clear();
+    int64_t chunk_begin = 0;
+    for (int64_t s = 0; s < batch.num_seqs; ++s) {
+        const int64_t chunk_end = chunk_begin + batch.chunk_lens[s];
+        const int64_t begin = std::max(chunk_begin, first_token);
+        const int64_t end = std::min(chunk_end, first_token + tile.rows);
+        if (begin < end) {
+            const int32_t* table = batch.block_tables + batch.table_offsets[s];
+            const int first_position = static_cast<int>(batch.chunk_starts[s] + begin - chunk_begin);
+            tile.segments.push_back({static_cast<int>(begin - first_token), static_cast<int>(end - begin),
+                                     first_position, table});
+            for (int64_t i = begin; i < end; ++i) {
+                const int position = first_position + static_cast<int>(i - begin);
+                tile.positions.push_back(position);
+                tile.blocks.push_back(table[position / block_size_]);
+                tile.slots.push_back(position % block_size_);
+                if (all || (i + 1 == chunk_end && samplers[s] != nullptr)) {
+                    tile.logit_rows.push_back(static_cast<int>(i - first_token));
+                    tile.logit_targets.push_back(all ? i : s);
+                }
+            }
+        }
+        chunk_begin = chunk_end;
+    }
+    if (attention_) attention_->plan(tile.segments);
+}
+
+void Program::sample_row(int64_t sequence, const float* logits) {
+    try {
+        (*sampled_)[sequence] = (*samplers_)[sequence]->sample(logits);
+    } catch (const std::bad_alloc&) {
+        (*sampled_)[sequence] = Sampled{};  // no token: this request fails, the step and its barriers go on
+    }
+}
+
+int64_t Program::rows_at_once(int rows) const { return std::max(1, rows / (4 * pool_->num_threads())); }
+
+void Program::run_operation(const Operation& operation, int thread) {
+    ThreadPool& pool = *pool_;
+    const int rows = tile_.rows;
+    const int64_t chunk = rows_at_once(rows);
+    // One row after another, in dynamic chunks, then the barrier.
+    const auto each_row = [&](auto&& body) {
+        pool.parallel_for(rows, chunk, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i));
+        });
+    };
+    if (const auto* op = std::get_if<Embed>(&operation)) {
+        const int half = static_cast<int>(inverse_frequencies_.size());
+        each_row([&](int i) {
+            op->table->dequantize_row(tile_.token_ids[i], row(op->out, i));
+            for (int d = 0; d < half; ++d) {
+                const double angle = tile_.positions[i] * inverse_frequencies_[d];
+                rope_cos_[i * half + d] = static_cast<float>(std::cos(angle) * rope_magnitude_);
+                rope_sin_[i * half + d] = static_cast<float>(std::sin(angle) * rope_magnitude_);
+            }
+        });
+    } else if (const auto* op = std::get_if<RmsNorm>(&operation)) {
+        each_row([&](int i) {
+            kernels_.rms_norm_row(row(op->in, i), op->weight.data(), widths_[op->in], op->eps,
+                                  row(op->out, i));
+            if (op->quantize) activations_.quantize(kernels_, i, row(op->out, i), widths_[op->out]);
+        });
+    } else if (const auto* op = std::get_if<Quantize>(&operation)) {
+        each_row([&](int i) { activations_.quantize(kernels_, i, row(op->in, i), widths_[op->in]); });
+    } else if (const auto* op = std::get_if<Linear>(&operation)) {
+        octavo::linear(kernels_, pool, op->matrices, activations_.view(row(op->in, 0), widths_[op->in]), rows,
+                       row(op->out, 0), widths_[op->out], op->accumulate);
+    } else if (const auto* op = std::get_if<RopeAndStore>(&operation)) {
+        const int half = static_cast<int>(inverse_frequencies_.size());
+        const PagedKV kv = paged_kv(op->layer);
+        const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+        each_row([&](int i) {
+            float* q = row(op->qkv, i);
+            float* k = q + num_heads_ * head_dim_;
+            const float* cos = rope_cos_.get() + i * half;
+            const float* sin = rope_sin_.get() + i * half;
+            kernels_.rope_row(q, num_heads_, head_dim_, 2 * half, cos, sin, scale);
+            kernels_.rope_row(k, num_kv_heads_, head_dim_, 2 * half, cos, sin, 1.0f);
+            kernels_.store_kv(kv, tile_.blocks[i], tile_.slots[i], k, k + num_kv_heads_ * head_dim_);
+        });
+    } else if (const auto* op = std::get_if<Attend>(&operation)) {
+        attention_->run(kernels_, pool, thread, paged_kv(op->layer), row(op->qkv, 0), widths_[op->qkv],
+                        row(op->out, 0), widths_[op->out]);
+    } else if (const auto* op = std::get_if<SiluMul>(&operation)) {
+        const int n = widths_[op->out];
+        each_row([&](int i) {
+            kernels_.silu_mul_row(row(op->in, i), row(op->in, i) + n, n, row(op->out, i));
+            if (op->quantize) activations_.quantize(kernels_, i, row(op->out, i), n);
+        });
+    } else if (const auto* op = std::get_if<Logits>(&operation)) {
+        run_logits(*op, thread);
+    }
+}
+
+void Program::run_logits(const Logits& op, int) {
+    ThreadPool& pool = *pool_;
+    const int width = widths_[op.in];
+    const int64_t vocab = head_->out_features();
+    const int total = static_cast<int>(tile_.logit_rows.size());
+    for (int first = 0; first < total; first += head_rows_) {
+        const int rows = std::min(head_rows_, total - first);
+        pool.parallel_for(rows, rows_at_once(rows), [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                float* normed = head_input_.get() + i * width;
+                kernels_.rms_norm_row(row(op.in, tile_.logit_rows[first + i]), op.weight.data(), width,
+                                      op.eps, normed);
+                if (head_->quantized()) activations_.quantize(kernels_, static_cast<int>(i), normed, width);
+            }
+        });
+        octavo::linear(kernels_, pool, {head_}, activations_.view(head_input_.get(), width), rows,
+                       logits_.get(), static_cast<int>(vocab), false);
+        pool.parallel_for(rows, 1, [&](int64_t begin, int64_t) {
+            const float* logits = logits_.get() + begin * vocab;
+            const int64_t target = tile_.logit_targets[first + begin];
+            if (all_logits_ != nullptr)
+                std::memcpy(all_logits_ + target * vocab, logits, vocab * sizeof(float));
+            else
+                sample_row(target, logits);
+        });
+    }
+}
+
+void Program::run(const Batch& batch, const std::vector<Sampler*>& samplers, std::vector<Sampled>& sampled,
+                  float* all_logits) {
+    validate(batch);
+    if (static_cast<int64_t>(samplers.size()) != batch.num_seqs)
+        refuse(text(samplers.size()) + " samplers for " + text(batch.num_seqs) + " sequences");
+    for (const Sampler* sampler : samplers)
+        if (sampler != nullptr && sampler->vocab_size() != vocab_size())
+            refuse("a sampler for a vocabulary of " + text(sampler->vocab_size()) + " meets logits of " +
+                   text(vocab_size()));
+    samplers_ = &samplers;
+    sampled_ = &sampled;
+    all_logits_ = all_logits;
+    sampled.assign(samplers.size(), Sampled{});
+    for (int64_t first = 0; first < batch.num_tokens; first += row_tile_) {
+        prepare_tile(batch, first, samplers, all_logits != nullptr);
+        pool_->run([&](int thread) {
+            for (const Operation& operation : operations_) run_operation(operation, thread);
+        });
+    }
+}
+
+}  // namespace octavo

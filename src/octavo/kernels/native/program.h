@@ -1,0 +1,176 @@
+// A model as a flat list of operations, recorded once at load and run for every step.
+//
+// A step goes through the list once for each row tile (at most `row_tile` tokens): every operation is shared
+// by all threads and ends in a barrier, so KV stored by a tile is complete before the tile attends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "attention_work.h"
+#include "cpu_features.h"
+#include "kernel_table.h"
+#include "matrix.h"
+#include "sampling.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// One step's ragged batch, as the model's Python side hands it over (octavo.model.batch.RaggedBatch).
+struct Batch {
+    const int32_t* token_ids;  // [num_tokens]
+    int64_t num_tokens;
+    const int32_t* chunk_starts;  // [num_seqs] absolute position of each chunk's first token
+    const int32_t* chunk_lens;    // [num_seqs]
+    int64_t num_seqs;
+    const int32_t* table_offsets;  // [num_seqs + 1] into block_tables
+    const int32_t* block_tables;
+    int64_t num_table_entries;
+};
+
+// Rows of codes with their scales, filled by one operation and read by the next.
+class ActivationBuffer {
+  public:
+    void resize(int rows, int k);
+    void quantize(const KernelTable& kernels, int row, const float* x, int k);
+    Activations view(const float* x, int x_stride) const;
+    int64_t nbytes() const;
+
+  private:
+    std::vector<int8_t> codes_;
+    std::vector<int16_t> codes16_;
+    std::vector<float> scales_, scaled_sums_;
+    std::vector<int32_t> sums_;
+};
+
+// out[rows, sum of out_features] (+)= x[rows, in_features] * matrices side by side. Every thread of a job
+// calls it.
+void linear(const KernelTable& kernels, ThreadPool& pool,
+            const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
+            float* out, int out_stride, bool accumulate);
+
+class Program {
+  public:
+    // row_tile: 1 ... 256 tokens. Throws std::invalid_argument.
+    Program(std::shared_ptr<ThreadPool> pool, const std::string& instruction_set, int row_tile);
+
+    // --- recording: buffers are float [row_tile][width]; an id stands for one ---
+    int buffer(int width);
+    void embed(std::shared_ptr<Matrix> table, int out);
+    void rms_norm(int in, std::vector<float> weight, float eps, int out);
+    void linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int out, bool accumulate);
+    // qkv holds q [num_heads], k [num_kv_heads], v [num_kv_heads] side by side. Rotates q and k in place,
+    // scales q by 1 / sqrt(head_dim), stores k and v to the row's slot, then attends over the sequence's
+    // blocks into out. Layers are numbered in the order of recording.
+    void attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim);
+    // out = silu(first half of gate_up) * second half.
+    void silu_mul(int gate_up, int out);
+    // Final norm and output head, for the rows that need logits; the last operation.
+    void logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head);
+    // cos and sin of position * inverse_frequencies[i], both times `magnitude` (1 except for YaRN).
+    void rope(std::vector<double> inverse_frequencies, double magnitude);
+
+    void bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size);
+    int64_t buffer_bytes() const;
+    const char* instruction_set() const { return kernels_.name; }
+
+    // Computes the step. samplers: [num_seqs], null where nothing is sampled; sampled: [num_seqs], filled
+    // where a sampler is given. all_logits: null, or [num_tokens][vocab] which every row's logits go to.
+    // Throws std::invalid_argument, before any work, for a batch that does not fit the model or the arena.
+    void run(const Batch& batch, const std::vector<Sampler*>& samplers, std::vector<Sampled>& sampled,
+             float* all_logits);
+
+    int64_t vocab_size() const { return head_ ? head_->out_features() : 0; }
+
+  private:
+    struct Embed {
+        std::shared_ptr<Matrix> table;
+        int out;
+    };
+    struct RmsNorm {
+        int in, out;
+        std::vector<float> weight;
+        float eps;
+        bool quantize;
+    };
+    struct Quantize {
+        int in;
+    };
+    struct Linear {
+        int in, out;
+        std::vector<std::shared_ptr<Matrix>> matrices;
+        bool accumulate;
+    };
+    struct RopeAndStore {
+        int qkv, layer;
+    };
+    struct Attend {
+        int qkv, out, layer;
+    };
+    struct SiluMul {
+        int in, out;
+        bool quantize;
+    };
+    struct Logits {
+        int in;
+        std::vector<float> weight;
+        float eps;
+    };
+    using Operation = std::variant<Embed, RmsNorm, Quantize, Linear, RopeAndStore, Attend, SiluMul, Logits>;
+
+    // The rows of the batch that one pass computes.
+    struct Tile {
+        int rows;
+        const int32_t* token_ids;
+        std::vector<Segment> segments;
+        std::vector<int32_t> positions;  // [rows]
+        std::vector<int64_t> blocks;     // [rows]
+        std::vector<int> slots;          // [rows]
+        std::vector<int> logit_rows;     // rows of the tile that need logits
+        std::vector<int64_t>
+            logit_targets;  // for each: the sequence, or the batch's row when all logits are wanted
+    };
+
+    void validate(const Batch& batch) const;
+    void prepare_tile(const Batch& batch, int64_t first_token, const std::vector<Sampler*>& samplers,
+                      bool all);
+    float* row(int buffer, int64_t index) { return buffers_[buffer].get() + index * widths_[buffer]; }
+    PagedKV paged_kv(int layer) const;
+    void run_operation(const Operation& operation, int thread);
+    void run_logits(const Logits& op, int thread);
+    void sample_row(int64_t sequence, const float* logits);
+    int64_t rows_at_once(int rows) const;
+
+    std::shared_ptr<ThreadPool> pool_;
+    const KernelTable& kernels_;
+    const int row_tile_;
+    std::vector<Operation> operations_;
+    std::vector<std::unique_ptr<float[]>> buffers_;
+    std::vector<int> widths_;
+    ActivationBuffer activations_;
+    int max_k_ = 0;
+    int num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    int64_t vocab_rows_ = 0;
+    std::shared_ptr<Matrix> head_;
+    int head_rows_ = 0;  // rows whose logits are held at once
+    std::unique_ptr<float[]> head_input_, logits_;
+    std::vector<double> inverse_frequencies_;
+    double rope_magnitude_ = 1.0;
+    std::unique_ptr<float[]> rope_cos_, rope_sin_;  // [row_tile][rope_dim / 2]
+    std::unique_ptr<AttentionWork> attention_;
+
+    uint8_t* arena_ = nullptr;
+    int64_t extent_bytes_ = 0, num_blocks_ = 0;
+    int block_size_ = 0;
+
+    // Of the step that is running.
+    Tile tile_;
+    const std::vector<Sampler*>* samplers_ = nullptr;
+    std::vector<Sampled>* sampled_ = nullptr;
+    float* all_logits_ = nullptr;
+};
+
+}  // namespace octavo

@@ -1,0 +1,103 @@
+// Eight lanes on AVX2 + FMA + F16C. Included inside an anonymous namespace: nothing here may have external
+// linkage.
+
+struct F32x8 {
+    __m256 v;
+};
+struct I32x8 {
+    __m256i v;
+};
+
+inline F32x8 zero_f32() { return {_mm256_setzero_ps()}; }
+inline F32x8 broadcast(float x) { return {_mm256_set1_ps(x)}; }
+inline F32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store(float* p, F32x8 a) { _mm256_storeu_ps(p, a.v); }
+inline F32x8 load(const Half* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline F32x8 load(const BFloat* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+inline void store(Half* p, F32x8 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32x8 fma(F32x8 a, F32x8 b, F32x8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32x8 add(F32x8 a, F32x8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F32x8 sub(F32x8 a, F32x8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F32x8 mul(F32x8 a, F32x8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F32x8 div(F32x8 a, F32x8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline F32x8 max(F32x8 a, F32x8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F32x8 min(F32x8 a, F32x8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline F32x8 abs(F32x8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+// a where x >= limit, else 0.
+inline F32x8 keep_where_at_least(F32x8 a, F32x8 x, F32x8 limit) {
+    return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_GE_OQ))};
+}
+inline I32x8 round_to_int(F32x8 a) { return {_mm256_cvtps_epi32(a.v)}; }
+inline F32x8 to_float(I32x8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+// 2^n for n in [-126, 127].
+inline F32x8 power_of_two(I32x8 n) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.v, _mm256_set1_epi32(127)), 23))};
+}
+inline I32x8 zero_i32() { return {_mm256_setzero_si256()}; }
+inline I32x8 broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
+inline I32x8 add(I32x8 a, I32x8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline I32x8 sub(I32x8 a, I32x8 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline void store(int32_t* p, I32x8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
+
+inline __m256i broadcast4(const void* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+
+// out[r] lane c = sum over 32 k of codes(c, k) * rows[r][k], for 4-bit codes of 8 columns (128 bytes).
+// |row code| <= 127 and eight products of at most 2 * 15 * 127 a lane fit 16 bits: 30,480.
+template <int kRows>
+inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i w[8];
+    for (int j = 0; j < 4; ++j) {
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * j));
+        w[2 * j] = _mm256_and_si256(both, low);
+        w[2 * j + 1] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    }
+    for (int r = 0; r < kRows; ++r) {
+        __m256i a = _mm256_maddubs_epi16(w[0], broadcast4(rows[r]));
+        __m256i b = _mm256_maddubs_epi16(w[1], broadcast4(rows[r] + 4));
+        for (int j = 2; j < 8; j += 2) {
+            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[j], broadcast4(rows[r] + 4 * j)));
+            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w[j + 1], broadcast4(rows[r] + 4 * j + 4)));
+        }
+        out[r].v = _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1));
+    }
+}
+
+// The same for 8-bit codes (256 bytes: pairs of k, 8 columns a pair), widened so that nothing saturates.
+template <int kRows>
+inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+    __m256i sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_si256();
+    for (int j = 0; j < 16; ++j) {
+        const __m256i w =
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j)));
+        for (int r = 0; r < kRows; ++r)
+            sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(w, broadcast4(rows[r] + 2 * j)));
+    }
+    for (int r = 0; r < kRows; ++r) out[r].v = sum[r];
+}
+
+inline double peak_int8_loop(int64_t iterations) {
+    __m256i acc[8];
+    for (int i = 0; i < 8; ++i) acc[i] = _mm256_set1_epi32(i);
+    __m256i w = _mm256_set1_epi8(3);
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int64_t n = 0; n < iterations; ++n) {
+        asm volatile("" : "+x"(w));
+        for (int i = 0; i < 8; ++i)
+            acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(w, acc[i]), ones));
+    }
+    for (int i = 0; i < 8; ++i) asm volatile("" : "+x"(acc[i]));
+    return static_cast<double>(iterations) * 8 * 64;
+}

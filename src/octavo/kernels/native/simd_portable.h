@@ -1,0 +1,149 @@
+// Eight lanes in plain C++, the oracle of every other path. Included inside an anonymous namespace.
+
+struct F32x8 {
+    float v[8];
+};
+struct I32x8 {
+    int32_t v[8];
+};
+
+#define OCTAVO_LANES(expression)                           \
+    do {                                                   \
+        for (int i = 0; i < 8; ++i) r.v[i] = (expression); \
+        return r;                                          \
+    } while (0)
+
+inline F32x8 broadcast(float x) {
+    F32x8 r;
+    OCTAVO_LANES(x);
+}
+inline F32x8 zero_f32() { return broadcast(0.0f); }
+inline F32x8 load(const float* p) {
+    F32x8 r;
+    OCTAVO_LANES(p[i]);
+}
+inline void store(float* p, F32x8 a) {
+    for (int i = 0; i < 8; ++i) p[i] = a.v[i];
+}
+inline F32x8 load(const Half* p) {
+    F32x8 r;
+    OCTAVO_LANES(half_to_float(p[i]));
+}
+inline F32x8 load(const BFloat* p) {
+    F32x8 r;
+    OCTAVO_LANES(bfloat_to_float(p[i]));
+}
+inline void store(Half* p, F32x8 a) {
+    for (int i = 0; i < 8; ++i) p[i] = float_to_half(a.v[i]);
+}
+inline F32x8 fma(F32x8 a, F32x8 b, F32x8 c) {
+    F32x8 r;
+    OCTAVO_LANES(__builtin_fmaf(a.v[i], b.v[i], c.v[i]));
+}
+inline F32x8 add(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] + b.v[i]);
+}
+inline F32x8 sub(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] - b.v[i]);
+}
+inline F32x8 mul(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] * b.v[i]);
+}
+inline F32x8 div(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] / b.v[i]);
+}
+// The second operand where the two do not compare, as the x86 instructions do.
+inline F32x8 max(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
+}
+inline F32x8 min(F32x8 a, F32x8 b) {
+    F32x8 r;
+    OCTAVO_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]);
+}
+inline F32x8 abs(F32x8 a) {
+    F32x8 r;
+    OCTAVO_LANES(__builtin_fabsf(a.v[i]));
+}
+inline F32x8 keep_where_at_least(F32x8 a, F32x8 x, F32x8 limit) {
+    F32x8 r;
+    OCTAVO_LANES(x.v[i] >= limit.v[i] ? a.v[i] : 0.0f);
+}
+// Nearest even, and the most negative integer where there is none, as cvtps2dq.
+inline I32x8 round_to_int(F32x8 a) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] >= -2147483648.0f && a.v[i] < 2147483648.0f
+                     ? static_cast<int32_t>(__builtin_lrintf(a.v[i]))
+                     : INT32_MIN);
+}
+inline F32x8 to_float(I32x8 a) {
+    F32x8 r;
+    OCTAVO_LANES(static_cast<float>(a.v[i]));
+}
+inline F32x8 power_of_two(I32x8 n) {
+    F32x8 r;
+    OCTAVO_LANES(bits_to_float(static_cast<uint32_t>(n.v[i] + 127) << 23));
+}
+inline I32x8 broadcast(int32_t x) {
+    I32x8 r;
+    OCTAVO_LANES(x);
+}
+inline I32x8 zero_i32() { return broadcast(0); }
+inline I32x8 add(I32x8 a, I32x8 b) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] + b.v[i]);
+}
+inline I32x8 sub(I32x8 a, I32x8 b) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] - b.v[i]);
+}
+inline void store(int32_t* p, I32x8 a) {
+    for (int i = 0; i < 8; ++i) p[i] = a.v[i];
+}
+
+#undef OCTAVO_LANES
+
+template <int kRows>
+inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+    for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < 8; ++c) {
+            int32_t sum = 0;
+            for (int j = 0; j < 4; ++j) {
+                const uint8_t* both = codes + 32 * j + 4 * c;
+                for (int i = 0; i < 4; ++i) {
+                    sum += (both[i] & 15) * rows[r][8 * j + i];
+                    sum += (both[i] >> 4) * rows[r][8 * j + 4 + i];
+                }
+            }
+            out[r].v[c] = sum;
+        }
+    }
+}
+
+template <int kRows>
+inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+    for (int r = 0; r < kRows; ++r) {
+        for (int c = 0; c < 8; ++c) {
+            int32_t sum = 0;
+            for (int j = 0; j < 16; ++j) {
+                const int8_t* pair = reinterpret_cast<const int8_t*>(codes) + 16 * j + 2 * c;
+                sum += pair[0] * rows[r][2 * j] + pair[1] * rows[r][2 * j + 1];
+            }
+            out[r].v[c] = sum;
+        }
+    }
+}
+
+inline double peak_int8_loop(int64_t iterations) {
+    int32_t acc[64];
+    for (int i = 0; i < 64; ++i) acc[i] = i;
+    for (int64_t n = 0; n < iterations; ++n) {
+        for (int i = 0; i < 64; ++i) acc[i] = acc[i] * 3 + i;
+        asm volatile("" : : "r"(acc) : "memory");
+    }
+    return static_cast<double>(iterations) * 64 * 2;
+}
