@@ -98,14 +98,14 @@ class SamplingParams:
         self._integer("n", 1, MAX_CHOICES)
         self._number("temperature", 0.0, math.inf)
         self._number("top_p", 0.0, 1.0, above=True)
-        self._integer("top_k", -1, _INT32_MAX, "-1 or 0 (off) or more")
+        self._integer("top_k", -1, _INT32_MAX, "be an integer of at least 1, or 0 or -1 (off)")
         self._store("top_k", max(self.top_k, 0))
         self._number("min_p", 0.0, 1.0)
         self._number("repetition_penalty", 0.01, 100.0)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
         if self.seed is not None:
-            self._integer("seed", _INT64_MIN, _INT64_MAX, "a signed 64-bit integer")
+            self._integer("seed", _INT64_MIN, _INT64_MAX, "be a signed 64-bit integer")
         if self.max_tokens is not None:
             self._integer("max_tokens", 1, _INT32_MAX)
         self._integer("min_tokens", 0, _INT32_MAX)
@@ -117,7 +117,7 @@ class SamplingParams:
         self._store("stop", self._checked_stop())
         self._store("stop_token_ids", self._checked_stop_token_ids())
         if not isinstance(self.ignore_eos, bool):
-            raise _wrong("ignore_eos", "true or false", self.ignore_eos)
+            raise _wrong("ignore_eos", "be true or false", self.ignore_eos)
         if self.logprobs is not None:
             self._integer("logprobs", 0, MAX_LOGPROBS)
         self._store("logit_bias", self._checked_logit_bias())
@@ -169,37 +169,33 @@ class SamplingParams:
     def _store(self, param: str, value: object) -> None:
         object.__setattr__(self, param, value)
 
-    def _integer(self, param: str, least: int, most: int, what: str | None = None) -> None:
+    def _integer(self, param: str, least: int, most: int, must: str | None = None) -> None:
         """Stores the field as a Python int (numpy integers are welcome, booleans are not)."""
-        if what is None:
-            what = (
-                f"an integer of at least {least}"
-                if most == _INT32_MAX
-                else f"an integer from {least} to {most}"
-            )
-        self._store(param, _integer(param, getattr(self, param), least, most, what))
+        if must is None:
+            must = f"be an integer from {least} to {most}"
+        self._store(param, _integer(param, getattr(self, param), least, most, must))
 
     def _number(self, param: str, least: float, most: float, *, above: bool = False) -> None:
         """Stores the field as a float. above: `least` itself is not permitted."""
         if math.isinf(most):
-            what = f"a finite number of at least {least:g}"
+            must = f"be a finite number of at least {least:g}"
         elif above:
-            what = f"a number above {least:g} and at most {most:g}"
+            must = f"be a number above {least:g} and at most {most:g}"
         else:
-            what = f"a number from {least:g} to {most:g}"
-        self._store(param, _number(param, getattr(self, param), least, most, what, above=above))
+            must = f"be a number from {least:g} to {most:g}"
+        self._store(param, _number(param, getattr(self, param), least, most, must, above=above))
 
     def _checked_stop(self) -> tuple[str, ...]:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple):
-            raise _wrong("stop", "a string or a list of strings", stop)
+            raise _wrong("stop", "be a string or a list of strings", stop)
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidParameter(
                 "stop", f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}"
             )
         for text in stop:
             if not isinstance(text, str):
-                raise _wrong("stop", "a string or a list of strings", text)
+                raise _wrong("stop", "be a string or a list of strings", text)
             if not 1 <= len(text) <= MAX_STOP_STRING_LENGTH:
                 raise InvalidParameter(
                     "stop",
@@ -207,13 +203,13 @@ class SamplingParams:
                     f"got one of {len(text)}",
                 )
             if any("\ud800" <= character <= "\udfff" for character in text):
-                raise _wrong("stop", "valid Unicode without lone surrogates", text)
+                raise _wrong("stop", "hold valid Unicode without lone surrogates", text)
         return tuple(stop)
 
     def _checked_stop_token_ids(self) -> tuple[int, ...]:
         token_ids = self.stop_token_ids
         if not isinstance(token_ids, list | tuple):
-            raise _wrong("stop_token_ids", "a list of token ids", token_ids)
+            raise _wrong("stop_token_ids", "be a list of token ids", token_ids)
         if len(token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter(
                 "stop_token_ids",
@@ -224,43 +220,43 @@ class SamplingParams:
     def _checked_logit_bias(self) -> dict[int, float]:
         bias = self.logit_bias
         if not isinstance(bias, Mapping):
-            raise _wrong("logit_bias", "a mapping from token ids to numbers", bias)
+            raise _wrong("logit_bias", "be a mapping from token ids to numbers", bias)
         if len(bias) > MAX_LOGIT_BIASES:
             raise InvalidParameter(
                 "logit_bias", f"logit_bias must hold at most {MAX_LOGIT_BIASES} tokens, got {len(bias)}"
             )
-        what = "token ids with numbers from -100 to 100"
+        must = "hold token ids with numbers from -100 to 100"
         return {
-            _token_id("logit_bias", token_id): _number("logit_bias", value, -100.0, 100.0, what)
+            _token_id("logit_bias", token_id): _number("logit_bias", value, -100.0, 100.0, must)
             for token_id, value in bias.items()
         }
 
 
-def _wrong(param: str, what: str, value: object) -> InvalidParameter:
+def _wrong(param: str, must: str, value: object) -> InvalidParameter:
     try:
         got = reprlib.repr(value)  # short, whatever a client sends
     except ValueError:
         got = "an integer too long to print"  # Python refuses above 4,300 digits
-    return InvalidParameter(param, f"{param} must be {what}, got {got}")
+    return InvalidParameter(param, f"{param} must {must}, got {got}")
 
 
-def _integer(param: str, value: object, least: int, most: int, what: str) -> int:
+def _integer(param: str, value: object, least: int, most: int, must: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-        raise _wrong(param, what, value)
+        raise _wrong(param, must, value)
     return int(value)
 
 
 def _token_id(param: str, value: object) -> int:
-    return _integer(param, value, 0, _INT32_MAX, "token ids of at least 0")
+    return _integer(param, value, 0, _INT32_MAX, "hold token ids of at least 0")
 
 
-def _number(param: str, value: object, least: float, most: float, what: str, *, above: bool = False) -> float:
+def _number(param: str, value: object, least: float, most: float, must: str, *, above: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong(param, what, value)
+        raise _wrong(param, must, value)
     try:
         number = float(value)
     except OverflowError:  # an integer beyond float64
-        raise _wrong(param, what, value) from None
+        raise _wrong(param, must, value) from None
     if not (least < number if above else least <= number) or number > most or math.isinf(number):
-        raise _wrong(param, what, value)
+        raise _wrong(param, must, value)
     return number
