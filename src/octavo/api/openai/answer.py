@@ -23,6 +23,7 @@ from octavo.api.openai.requests import GenerationRequest
 from octavo.api.openai.responses import PromptTokensDetails, Usage
 from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
+from octavo.engine.request import RequestRefused
 from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
 
 CLIENT_CLOSED_REQUEST = 499
@@ -62,14 +63,15 @@ class Answer:
         request_id: str,
         cache_salt: str,
         prompt_param: str,
+        limit_param: str = "max_tokens",
         default_max_tokens: int | None = None,
     ) -> None:
         """Hand every choice to the engine, or none.
 
+        prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
-        Raises: APIError 400 (too many choices, or the engine's refusal with `prompt_param` for the prompt's
-        field).
+        Raises: APIError 400 (too many choices, or the engine's refusal with the field at fault), 503.
         """
         count = len(self._prompts) * params.n
         if count > MAX_CHOICES:
@@ -92,7 +94,10 @@ class Answer:
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
         except Exception as error:
             self.cancel()
-            raise from_exception(error, prompt_param=prompt_param) from error
+            fits_alone = max(map(len, self._prompts)) < self._served.longest_request
+            too_long = isinstance(error, RequestRefused) and error.code == "context_length_exceeded"
+            at_fault = limit_param if too_long and fits_alone else prompt_param
+            raise from_exception(error, prompt_param=at_fault) from error
 
     def _with_limit(
         self, params: SamplingParams, num_prompt_tokens: int, default: int | None

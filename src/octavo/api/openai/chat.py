@@ -52,7 +52,13 @@ class ChatCompletions:
 
         shape = _ChatShape(served, body)
         choices = Answer(served, [prompt], log_content=self._log_content)
-        choices.submit(params, request_id=shape.id, cache_salt=body.cache_salt or "", prompt_param="messages")
+        choices.submit(
+            params,
+            request_id=shape.id,
+            cache_salt=body.cache_salt or "",
+            prompt_param="messages",
+            limit_param=body.limit_name,
+        )
         return await choices.respond(request, body, shape)
 
 

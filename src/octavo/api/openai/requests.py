@@ -78,7 +78,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         n = 1 if self.n is None else self.n
         if self.best_of is not None and self.best_of != n:
             raise invalid(
-                f"'best_of' is {self.best_of} and 'n' is {n}; all choices are returned, so they are one number.",
+                f"'best_of' is {self.best_of} and 'n' is {n}; all choices are returned, so both are one.",
                 param="best_of",
                 code="unsupported_parameter",
             )
@@ -128,10 +128,14 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
                 param="max_completion_tokens",
             )
 
+    @property
+    def limit_name(self) -> str:
+        """Under which of its two names the limit of output tokens was given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def params(self, vocab_size: int) -> SamplingParams:
-        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        name = "max_completion_tokens" if self.max_tokens is None else "max_tokens"
-        check_max_tokens(limit, param=name)
+        limit: int | None = getattr(self, self.limit_name)
+        check_max_tokens(limit, param=self.limit_name)
         if self.top_logprobs is not None:
             check_top_logprobs(self.top_logprobs, param="top_logprobs")
         return self.sampling_params(

@@ -1,0 +1,99 @@
+"""An engine whose tokens a test writes down: for endings and timings that a model cannot be made to show.
+
+It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation` and
+`MemoryPlan.longest_request`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
+from octavo.engine.sampling_params import SamplingParams
+
+Script = Sequence[Delta | Exception | float]
+"""What one generation does in turn: hand out a delta, raise, or wait so many seconds."""
+
+
+@dataclass
+class ScriptedGeneration:
+    script: Script
+    stats: RequestStats
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    choice_index: int
+    cache_salt: str
+    cancelled: list[str] = field(default_factory=list)
+
+    def cancel(self, reason: str = "abort") -> None:
+        if not self.cancelled and self.stats.finish_reason is None:
+            self.cancelled.append(reason)
+
+    async def __aiter__(self):  # type: ignore[no-untyped-def]
+        for event in self.script:
+            if isinstance(event, Exception):
+                self.stats.finish_reason = "error"
+                raise event
+            if isinstance(event, float):
+                await asyncio.sleep(event)
+                continue
+            if self.cancelled:
+                return
+            self.stats.finish_reason = event.finish_reason
+            yield event
+
+
+class ScriptedEngine:
+    """`script(choice_index)` writes each generation; `generations` are all there were, in order of
+    submission.
+    """
+
+    def __init__(self) -> None:
+        self.reset(lambda _: [])
+
+    def reset(self, script: Callable[[int], Script], longest_request: int = 256) -> None:
+        """As new, with another script."""
+        self.script = script
+        self.memory = SimpleNamespace(longest_request=longest_request)
+        self.generations: list[ScriptedGeneration] = []
+        self.refusal: RequestRefused | None = None
+        self.is_healthy = True
+        self.cached_tokens: Iterator[int] | None = None
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,  # noqa: ARG002
+        cache_salt: str = "",
+        choice_index: int = 0,
+    ) -> ScriptedGeneration:
+        if self.refusal is not None and len(self.generations) == 1:
+            raise self.refusal
+        stats = RequestStats(num_prompt_tokens=len(prompt_token_ids))
+        if self.cached_tokens is not None:
+            stats.num_cached_tokens = next(self.cached_tokens)
+        generation = ScriptedGeneration(
+            self.script(choice_index), stats, prompt_token_ids, params, choice_index, cache_salt
+        )
+        self.generations.append(generation)
+        return generation
+
+    def healthy(self) -> bool:
+        return self.is_healthy
+
+
+def deltas(token_ids: Sequence[int], finish_reason: str = "length") -> list[Delta]:
+    """One token a delta, the reason on the last."""
+    last = len(token_ids) - 1
+    return [
+        Delta([token_id], [], finish_reason if at == last else None) for at, token_id in enumerate(token_ids)
+    ]
+
+
+def failure(message: str = "a step failed: boom", code: str = "step_failed") -> RequestFailed:
+    return RequestFailed(message, code=code)

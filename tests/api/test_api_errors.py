@@ -1,0 +1,371 @@
+"""T29 and T23 at the door: every mistake is a 400 that names the field, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from api.scripted_engine import ScriptedEngine, deltas
+from api.sse import events, text_of
+from octavo.api.body import MAX_BODY_BYTES
+from octavo.api.tokens import MAX_TEXT_CHARS
+from octavo.text.tokenizer import Tokenizer
+
+Scripted = Callable[..., tuple[httpx.Client, ScriptedEngine]]
+
+CHAT = {"messages": [{"role": "user", "content": "the user"}]}
+COMPLETION = {"prompt": "the user"}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/tokenize": COMPLETION,
+    "/detokenize": {"tokens": [5]},
+}
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+DIGITS = "1" + "0" * 5000
+
+
+def refused(answer: httpx.Response, *, status: int = 400) -> dict[str, Any]:
+    """The error of an answer in the one shape; fails where it is another."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "code", "param"}
+    assert error["message"]
+    return error
+
+
+def raw(path: str, field: str, value: str) -> bytes:
+    """The body of `path` with one more field, written as it stands."""
+    fields = {**{name: json.dumps(item) for name, item in BODIES[path].items()}, field: value}
+    return ("{" + ", ".join(f'"{name}": {text}' for name, text in fields.items()) + "}").encode()
+
+
+@pytest.fixture
+def client(scripted: Scripted, tokenizer: Tokenizer) -> httpx.Client:
+    return scripted(deltas(tokenizer.encode("the other")))[0]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{]",
+        b'{"model": tru}',
+        b'{"model": "a"} {"model": "b"}',
+        b"\xff\xfe{\x00}\x00",
+        b'{"model": ' + b"[" * 100_000,
+        b'{"model": ' + b"[" * 5_000 + b"]" * 5_000 + b"}",
+        b'{"model": ' + DIGITS.encode() + b"}",
+        b"model=tiny&prompt=the",
+    ],
+    ids=lambda body: body[:24].decode("latin-1"),
+)
+def test_broken_bodies_are_400(client: httpx.Client, path: str, body: bytes) -> None:
+    refused(client.post(path, content=body))
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("max_tokens", "n", "top_k", "seed", "min_tokens")
+            for value in (
+                '"7"',
+                "1.5",
+                "true",
+                "[1]",
+                "{}",
+                "NaN",
+                "1e400",
+                DIGITS,
+            )
+        ),
+        *(
+            (name, value)
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+            for value in (
+                '"hot"',
+                "true",
+                "[]",
+                "NaN",
+                "Infinity",
+                "-Infinity",
+                "1e400",
+                "-5",
+                DIGITS,
+            )
+        ),
+        ("max_tokens", "0"),
+        ("max_tokens", "-1"),
+        ("max_tokens", "9223372036854775807"),
+        ("n", "0"),
+        ("n", "-1"),
+        ("n", "1000000"),
+        ("temperature", "-1"),
+        ("top_p", "0"),
+        ("top_p", "1.01"),
+        ("min_p", "2"),
+        ("top_k", "-2"),
+        ("presence_penalty", "2.5"),
+        ("frequency_penalty", "-2.5"),
+        ("repetition_penalty", "0"),
+        ("min_tokens", "-1"),
+        ("seed", "9223372036854775808"),
+        ("stop", "7"),
+        ("stop", '["a", 7]'),
+        ("stop", '""'),
+        ("stop", '["a", ""]'),
+        ("stop", json.dumps(["a"] * 1000)),
+        ("stop", '"\\ud800"'),
+        ("stop_token_ids", "[1.5]"),
+        ("stop_token_ids", "[-1]"),
+        ("stop_token_ids", "[1000000]"),
+        ("stop_token_ids", f"[{DIGITS}]"),
+        ("logit_bias", "[]"),
+        ("logit_bias", '{"x": 1}'),
+        ("logit_bias", '{"1000000": 1}'),
+        ("logit_bias", '{"5": 1000}'),
+        ("logit_bias", '{"5": NaN}'),
+        ("logit_bias", f'{{"{DIGITS}": 1}}'),
+        ("stream", '"yes"'),
+        ("stream_options", '{"include_usage": true}'),
+        ("user", "7"),
+        ("user", '"\\udc00 half"'),
+        ("cache_salt", "[]"),
+        ("ignore_eos", "1"),
+        ("best_of", "3"),
+        ("model", "7"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_a_wrong_value_is_400_with_the_fields_name(
+    client: httpx.Client, path: str, field: str, value: str
+) -> None:
+    error = refused(client.post(path, content=raw(path, field, value)))
+    assert error["param"] is not None
+    # A path into the value ("stop[1]") and an equal limit's other name still name the field.
+    assert error["param"].split("[")[0].split(".")[0] == field
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ("[]", "messages"),
+        ("null", "messages"),
+        ('"hello"', "messages"),
+        ("[7]", "messages[0]"),
+        ('[{"content": "x"}]', "messages[0].role"),
+        ('[{"role": "user"}]', "messages[0].content"),
+        ('[{"role": "user", "content": null}]', "messages[0].content"),
+        ('[{"role": "user", "content": 7}]', "messages[0].content"),
+        ('[{"role": "user", "content": "a"}, {"role": "wizard", "content": "b"}]', "messages[1].role"),
+        ('[{"role": "tool", "content": "a"}]', "messages[0].role"),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "messages[0].content[0].type"),
+        ('[{"role": "user", "content": [{"type": "text"}]}]', "messages[0].content[0].text"),
+        ('[{"role": "user", "content": [7]}]', "messages[0].content[0]"),
+        ('[{"role": "assistant", "content": "", "tool_calls": [{}]}]', "messages[0].tool_calls"),
+        ('[{"role": "user", "content": "half \\ud83d of it"}]', "messages[0].content"),
+        ('[{"role": "user", "content": "bytes \udcff"}]', "messages[0].content"),
+        ('[{"role": "user", "content": NaN}]', "messages[0].content"),
+    ],
+)  # fmt: skip
+def test_wrong_messages_name_the_message(client: httpx.Client, messages: str, param: str) -> None:
+    body = f'{{"messages": {messages}}}'.encode("utf-8", "surrogateescape")
+    assert refused(client.post("/v1/chat/completions", content=body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("[]", "prompt"),
+        ("7", "prompt"),
+        ("null", "prompt"),
+        ('""', "prompt"),
+        ("[[]]", "prompt"),
+        ('["a", 7]', "prompt[1]"),
+        ("[5, 1000000]", "prompt"),
+        ("[-1]", "prompt"),
+        ("[[5], [-1]]", "prompt[1]"),
+        ("[1.5]", "prompt[0]"),
+        ('"\\ud800"', "prompt"),
+        (f"[{DIGITS}]", "prompt[0]"),
+        (json.dumps(["a"] * 200), "prompt"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_wrong_prompts_name_the_prompt(client: httpx.Client, prompt: str, param: str) -> None:
+    answer = client.post("/v1/completions", content=f'{{"prompt": {prompt}}}'.encode())
+    assert refused(answer)["param"] == param
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize(
+    ("field", "value", "harmless"),
+    [
+        ("tools", [{"type": "function"}], []),
+        ("functions", [{}], []),
+        ("tool_choice", "required", "auto"),
+        ("response_format", {"type": "json_object"}, {"type": "text"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}, None),
+        ("audio", {"voice": "x"}, None),
+        ("modalities", ["audio"], ["text"]),
+        ("suffix", "end", ""),
+        ("best_of", 2, 1),
+        ("guided_regex", "a+", None),
+        ("truncate_prompt_tokens", 5, None),
+        ("priority", 1, 0),
+        ("skip_special_tokens", False, True),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused_and_its_harmless_value_is_not(
+    client: httpx.Client, path: str, field: str, value: object, harmless: object
+) -> None:
+    error = refused(client.post(path, json=BODIES[path] | {field: value}))
+    assert error["param"] == field
+    assert error["code"] == "unsupported_parameter"
+    assert client.post(path, json=BODIES[path] | {field: harmless}).status_code == 200
+
+
+def test_unknown_fields_are_ignored_and_named_once(
+    scripted: Scripted, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
+    caplog.set_level(logging.WARNING, "octavo.api")
+    for _ in range(3):
+        for path in BODIES:
+            assert (
+                client.post(path, json=BODIES[path] | {"temprature": 0.1, "metadata": {}}).status_code == 200
+            )
+    named = [record.getMessage() for record in caplog.records if "unknown" in record.getMessage()]
+    assert named == ["ignoring unknown request field 'temprature'"]
+
+
+def test_a_client_that_invents_names_cannot_flood_the_log(
+    scripted: Scripted, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
+    caplog.set_level(logging.WARNING, "octavo.api")
+    fields = {f"field\n{number}" + "x" * 1000: 1 for number in range(1000)}
+    assert client.post("/v1/completions", json=COMPLETION | fields).status_code == 200
+    named = [record.getMessage() for record in caplog.records]
+    assert len(named) <= 256
+    assert all(len(line) < 120 and "\n" not in line for line in named)
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("streaming", [True, False])
+def test_ten_megabytes_of_text_are_refused_with_both_numbers(
+    client: httpx.Client, path: str, streaming: bool
+) -> None:
+    text = "the user and " * (10 * 2**20 // 13)
+    body = (
+        {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    )
+    error = refused(client.post(path, json=body | {"stream": streaming}))
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] in ("prompt", "messages")
+    assert "256 tokens" in error["message"]
+
+
+def test_ten_megabytes_are_too_much_to_count(client: httpx.Client) -> None:
+    error = refused(client.post("/tokenize", json={"prompt": "x" * (10 * 2**20)}))
+    assert error["param"] == "prompt"
+    assert f"{MAX_TEXT_CHARS:,}" in error["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_body_over_the_limit_is_413_with_the_limit(client: httpx.Client, path: str, chunked: bool) -> None:
+    piece = b" " * 2**20
+    pieces = [piece] * (MAX_BODY_BYTES // len(piece) + 1)
+    answer = client.post(path, content=iter(pieces) if chunked else b"".join(pieces))
+    assert f"{MAX_BODY_BYTES:,}" in refused(answer, status=413)["message"]
+
+
+def test_a_wrong_model_is_404_that_says_what_there_is(client: httpx.Client) -> None:
+    for path, body in BODIES.items():
+        error = refused(client.post(path, json=body | {"model": "gpt-7"}), status=404)
+        assert "'tiny'" in error["message"]
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert client.post(path, json=body | {"model": "tiny"}).status_code == 200
+    refused(client.get("/v1/models/gpt-7"), status=404)
+    assert client.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/chat", "/health/", "/v1/embeddings", "/v1/chat/completions/x"]
+)
+def test_other_paths_are_404_in_the_one_shape(client: httpx.Client, path: str) -> None:
+    assert path in refused(client.get(path), status=404)["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_other_methods_are_405_in_the_one_shape(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert "POST" in refused(answer, status=405)["message"]
+    assert "POST" in answer.headers["allow"]
+
+
+def test_without_a_template_chat_is_refused_and_completions_are_not(
+    scripted: Scripted, tokenizer: Tokenizer
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), with_template=False)
+    assert refused(client.post("/v1/chat/completions", json=CHAT))["param"] == "messages"
+    assert client.post("/v1/completions", json=COMPLETION).status_code == 200
+
+
+@pytest.mark.parametrize("log_content", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_fault_of_ours_tells_the_client_nothing_and_the_log_where_it_was(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, log_content: bool, streaming: bool
+) -> None:
+    client, _ = scripted([KeyError("my secret prompt")], log_content=log_content)
+    body = CHAT | {"stream": streaming}
+    if streaming:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            error = list(events(response))[-1]["error"]
+    else:
+        error = refused(client.post("/v1/chat/completions", json=body), status=500)
+    assert error["code"] == "internal_error"
+    assert "secret" not in error["message"]
+    assert "Traceback" not in error["message"]
+    assert "scripted_engine.py" in caplog.text
+    assert "KeyError" in caplog.text
+    assert ("secret" in caplog.text) == log_content
+
+
+def test_everyones_streams_go_on_while_requests_are_refused(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("the user and the other in the end " * 4)
+    script = [event for delta in deltas(token_ids) for event in (0.01, delta)]
+    client, _ = scripted(script)
+    seen: list[list[Any]] = []
+
+    def read() -> None:
+        with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+            seen.append(list(events(response)))
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    while any(reader.is_alive() for reader in readers):
+        for path in BODIES:
+            refused(client.post(path, content=b"{"))
+            refused(client.post(path, content=raw(path, "model", "NaN")))
+    assert [text_of(chunks) for chunks in seen] == [tokenizer.decode(token_ids)] * 4
