@@ -117,9 +117,9 @@ class StepLoop:
         try:
             self._run_until_closed()
             self._end_all("the server is shutting down", code="shutting_down")
-            self._cache.audit([])
             if self._cache.num_used:
                 raise BlocksLeaked(f"{self._cache.num_used} blocks are in use and no request is left")
+            self._audit()
         except BaseException as error:
             logger.critical("the engine stops: %s", error, exc_info=True)
             self.fault = error

@@ -1,0 +1,161 @@
+"""The house's cases that concern the engine as a whole, by their numbers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.fake_model import FakeModel, answer, running_engine
+from engine.reading import params, read, read_all, wait_until
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(number * 271 + 31 * i) % 983 for i in range(length)]
+
+
+def test_t01_one_request_may_use_the_whole_pool() -> None:
+    """Four may run together, and still the limit is the pool's 1,024 tokens, not a quarter of it."""
+    with running_engine(num_blocks_override=64, max_num_seqs=4) as engine:
+        assert engine.memory.longest_request == 1024
+        assert read(engine.submit(prompt(1, 900), params(50))) == (answer(prompt(1, 900), 50), "length")
+        assert read(engine.submit(prompt(2, 900), params(None)))[0] == answer(prompt(2, 900), 124)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 500])
+def test_t02_blocks_in_use_are_those_of_tokens_that_are_there(max_tokens: int) -> None:
+    model = FakeModel()
+    model.gate()
+    lengths = (37, 100, 5, 250)
+    with running_engine(model, num_blocks_override=64, max_num_batched_tokens=512, start=False) as engine:
+        generations = [engine.submit(prompt(i, n), params(max_tokens)) for i, n in enumerate(lengths)]
+        engine.start()
+        model.arrive()
+        blocks = [len(generation._request.sequence.block_table) for generation in generations]
+        assert blocks == [3, 7, 1, 16]
+        assert engine._loop._cache.num_used == 27
+        for generation in generations:
+            generation.cancel()
+        model.open()
+
+
+def test_t03_nothing_is_reserved_for_tokens_that_never_come() -> None:
+    """Eight requests whose max_tokens add up to seven pools run together, because each stops after ten."""
+    model = FakeModel()
+    prompts = [prompt(i, 40) for i in range(8)]
+    answers = [answer(p, 10) for p in prompts]
+    with running_engine(model, num_blocks_override=32, max_num_batched_tokens=512, start=False) as engine:
+        generations = [
+            engine.submit(p, params(400, stop_token_ids=(a[-1],)))
+            for p, a in zip(prompts, answers, strict=True)
+        ]
+        engine.start()
+        for generation, expected in zip(generations, answers, strict=True):
+            assert expected.index(expected[-1]) == 9, "another token of this answer would stop it first"
+            assert read(generation) == (expected, "stop")
+        assert engine._scheduler.num_preemptions == 0
+    assert all(len(step.chunks) == 8 for step in model.steps)
+    assert len(model.steps) == 10
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_t14_a_full_pool_pauses_some_and_fails_nobody(prefix_caching: bool) -> None:
+    model = FakeModel()
+    with running_engine(
+        model, num_blocks_override=32, enable_prefix_caching=prefix_caching, start=False
+    ) as engine:
+        generations = [engine.submit(prompt(i, 64), params(128)) for i in range(4)]
+        engine.start()
+        assert read_all(generations) == [answer(prompt(i, 64), 128) for i in range(4)]
+        preemptions = [generation.stats.num_preemptions for generation in generations]
+        assert engine._scheduler.num_preemptions == sum(preemptions)
+    # 32 blocks hold two whole requests and two thirds of the others: the first two never pause.
+    assert preemptions[:2] == [0, 0]
+    assert sum(preemptions) > 0
+    lost = sum(generation.stats.num_lost_tokens for generation in generations)
+    computed = sum(step.num_tokens for step in model.steps)
+    assert computed <= 4 * (64 + 127) + lost
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 16, 64, 512])
+def test_t16_a_pause_at_every_block_border_changes_no_token(
+    max_num_batched_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every border the tail of its blocks is taken, as a preemption takes it, and computed or found again."""
+    model = FakeModel()
+    watched_prompt = prompt(1, 40)
+    with running_engine(
+        model, max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens, start=False
+    ) as engine:
+        watched = engine.submit(watched_prompt, params(64))
+        sequence, cache = watched._request.sequence, engine._loop._cache
+        seen = 0
+
+        def pause() -> None:
+            nonlocal seen
+            if sequence.num_tokens // 16 > seen and sequence.num_computed_tokens == sequence.num_tokens - 1:
+                seen = sequence.num_tokens // 16
+                cache.free_tail(sequence, seen // 2)
+
+        accept = engine._loop._take_tokens
+
+        def take_tokens(*args: object) -> None:
+            accept(*args)  # type: ignore[arg-type]
+            if watched._request.outcome is None:
+                pause()
+
+        monkeypatch.setattr(engine._loop, "_take_tokens", take_tokens)
+        engine.start()
+        assert read(watched) == (answer(watched_prompt, 64), "length")
+        assert seen == (40 + 64 - 1) // 16
+
+
+def _cpu_seconds(thread_id: int) -> float:
+    fields = Path(f"/proc/self/task/{thread_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_t26_an_idle_engine_takes_no_processor_time_and_keeps_its_cache() -> None:
+    model = FakeModel()
+    with running_engine(model) as engine:
+        first = engine.submit(prompt(1, 160), params(4))
+        read(first)
+        wait_until(lambda: engine._loop.resting)
+        assert engine._thread is not None
+        assert engine._thread.native_id is not None
+        switches = Path(f"/proc/self/task/{engine._thread.native_id}/status")
+
+        def voluntary() -> int:
+            lines = switches.read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("voluntary")).split()[1])
+
+        time.sleep(1.5)  # past the one audit of an idle engine
+        before, wakes = _cpu_seconds(engine._thread.native_id), voluntary()
+        time.sleep(1.0)
+        assert _cpu_seconds(engine._thread.native_id) - before <= 0.01
+        assert voluntary() == wakes, "something woke the idle engine"
+        assert engine.healthy()
+        again = engine.submit(prompt(1, 160), params(4))
+        assert read(again) == (answer(prompt(1, 160), 4), "length")
+        assert again.stats.num_cached_tokens == 144
+
+
+def test_the_books_are_proven_once_when_the_engine_has_been_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_AUDIT", "0")
+    monkeypatch.setattr("octavo.engine.step_loop.IDLE_AUDIT_AFTER", 0.01)
+    audited = threading.Semaphore(0)
+    with running_engine() as engine:
+        cache = engine._loop._cache
+        prove = cache.audit
+
+        def audit(sequences: object) -> None:
+            prove(sequences)  # type: ignore[arg-type]
+            audited.release()
+
+        monkeypatch.setattr(cache, "audit", audit)
+        read(engine.submit(prompt(1, 20), params(4)))
+        assert audited.acquire(timeout=5)
+        assert not audited.acquire(timeout=0.1), "an idle engine went on auditing"

@@ -1,0 +1,171 @@
+"""The arithmetic of memory, and where "available" comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.fake_model import FakeModel, FakeTokenizer
+from octavo.engine.available_memory import available_memory
+from octavo.engine.engine import Engine, EngineConfig
+from octavo.engine.memory import DEFAULT_POOL_CAP, GIB, MIB, MemoryPlan, MemoryRefused, plan_memory
+from octavo.kv.arena import Arena
+from octavo.kv.layout import KVLayout
+
+SMOLLM2 = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64)
+
+
+def plan(
+    *,
+    kv_cache_memory: int | None = None,
+    num_blocks: int | None = None,
+    model_context: int = 8192,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    available: int = 16 * GIB,
+) -> MemoryPlan:
+    return plan_memory(
+        SMOLLM2,
+        weight_bytes=98 * MIB,
+        buffer_bytes=20 * MIB,
+        model_context=model_context,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache_memory=kv_cache_memory,
+        num_blocks=num_blocks,
+        available=available,
+    )
+
+
+def test_the_padding_of_an_extent_is_charged_to_the_budget() -> None:
+    made = plan(kv_cache_memory=GIB)
+    assert made.kv_bytes_per_token == 23_040
+    assert made.block_bytes == 368_640
+    assert made.extent_bytes == 368_640  # whole pages already, and no multiple of 64 KiB
+    assert made.num_blocks == GIB // 368_640
+    assert made.pool_bytes <= GIB < made.pool_bytes + made.extent_bytes
+    padded = plan_memory(
+        KVLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=8),
+        weight_bytes=0,
+        buffer_bytes=0,
+        model_context=100,
+        max_model_len=None,
+        max_num_seqs=1,
+        kv_cache_memory=10 * 4096,
+        num_blocks=None,
+        available=GIB,
+    )
+    assert (padded.block_bytes, padded.extent_bytes, padded.num_blocks) == (512, 4096, 10)
+
+
+def test_the_longest_request_is_the_least_of_context_setting_and_pool() -> None:
+    assert plan(kv_cache_memory=GIB).longest_request == 8192
+    assert plan(kv_cache_memory=GIB, max_model_len=4096).longest_request == 4096
+    assert plan(num_blocks=229, model_context=40_960).longest_request == 3_664  # T21
+    described = "\n".join(plan(num_blocks=229, model_context=40_960).describe())
+    assert "3,664 tokens" in described
+    assert "limited by the pool; the model could take 40,960" in described
+    assert "max_model_len" in "\n".join(plan(max_model_len=4096).describe())
+
+
+def test_the_default_pool_leaves_half_of_the_machine_and_stops_at_the_cap() -> None:
+    assert plan(available=2 * GIB).budget_bytes == GIB
+    assert plan(available=64 * GIB).budget_bytes == DEFAULT_POOL_CAP
+    few = plan(max_num_seqs=1, max_model_len=1000)
+    assert few.num_blocks == 63, "more blocks than one request of 1,000 tokens can fill"
+
+
+def test_asking_for_more_than_there_is_says_both_numbers() -> None:
+    with pytest.raises(MemoryRefused, match=r"8\.00 GiB .* 8\.02 GiB, but 4\.00 GiB are") as refused:
+        plan(kv_cache_memory=8 * GIB, available=4 * GIB)
+    assert (refused.value.needed, refused.value.available) == (8 * GIB + 20 * MIB, 4 * GIB)
+    with pytest.raises(MemoryRefused):
+        plan(num_blocks=100_000, available=4 * GIB)
+
+
+def test_less_than_one_block_is_refused() -> None:
+    with pytest.raises(MemoryRefused, match=r"100,000 bytes is smaller than one block: 16 tokens .* 368,640"):
+        plan(kv_cache_memory=100_000)
+    with pytest.raises(MemoryRefused):
+        plan(available=20 * MIB + 1)
+
+
+def test_an_engine_refuses_before_it_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_arena(*_: object) -> None:
+        raise AssertionError("allocated first")
+
+    monkeypatch.setattr(Arena, "__init__", no_arena)
+    with pytest.raises(MemoryRefused):
+        Engine(FakeModel(), FakeTokenizer(), EngineConfig(kv_cache_memory=1 << 50))
+
+
+def test_a_longest_request_beyond_the_models_context_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"9,000 .* 8,192"):
+        Engine(FakeModel(), FakeTokenizer(), EngineConfig(max_model_len=9000))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_size", 12),
+        ("max_model_len", 1),
+        ("kv_cache_memory", 0),
+        ("num_blocks_override", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 63),
+        ("stall_timeout", 0.0),
+    ],
+)
+def test_an_impossible_setting_is_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be .* not {value}"):
+        EngineConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def machine(tmp_path: Path, cgroup: str) -> tuple[Path, Path]:
+    """A /proc with 8,000 KiB available, and an empty cgroup mount."""
+    write(tmp_path / "proc/self", cgroup=cgroup)
+    write(tmp_path / "proc", meminfo="MemTotal:       16000 kB\nMemAvailable:    8000 kB\n")
+    (tmp_path / "cgroup").mkdir()
+    return tmp_path / "proc", tmp_path / "cgroup"
+
+
+def test_without_a_group_the_machine_decides(tmp_path: Path) -> None:
+    assert available_memory(*machine(tmp_path, "0::/\n")) == 8000 * 1024
+
+
+def test_the_tightest_level_of_version_two_decides(tmp_path: Path) -> None:
+    proc, mount = machine(tmp_path, "0::/home/octavo\n")
+    write(mount / "home/octavo", memory__max="max\n", memory__current="1000\n")
+    write(mount / "home", memory__max="5000000\n", memory__current="3000000\n")
+    write(mount / "home", memory__stat="inactive_file 500\n")
+    assert available_memory(proc, mount) == 5_000_000 - 3_000_000 + 500
+
+
+def test_version_one_is_read_too_also_from_inside_a_container(tmp_path: Path) -> None:
+    proc, mount = machine(tmp_path, "4:cpu:/x\n3:memory:/docker/abc\n0::/\n")
+    write(
+        mount / "memory",
+        memory__limit_in_bytes="2000000\n",
+        memory__usage_in_bytes="1500000\n",
+        memory__stat="inactive_file 7\ntotal_inactive_file 100000\n",
+    )
+    assert available_memory(proc, mount) == 2_000_000 - 1_500_000 + 100_000
+    write(mount / "memory", memory__limit_in_bytes="9223372036854771712\n")
+    assert available_memory(proc, mount) == 8000 * 1024
+
+
+def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
+    proc, mount = machine(tmp_path, "0::/a\n")
+    write(mount / "a", memory__max="1000\n", memory__current="2000\n")
+    assert available_memory(proc, mount) == 0
+
+
+def test_this_machine_says_something_sensible() -> None:
+    assert 0 < available_memory() < 1 << 50
