@@ -1,12 +1,13 @@
 """How text is cut into words before BPE merges, by the name a GGUF file gives in `tokenizer.ggml.pre`.
 
 BPE never merges across these cuts, so a wrong pattern gives tokens the model has not learned. A recipe is a
-list of patterns, each cutting further what the one before it left whole. Patterns are facts of the models'
-own `tokenizer.json` files; which name means which pattern, and which names imply merge-free lookup or a first
-token, follows llama.cpp (`llama-vocab.cpp`), whose converter writes the names.
+list of patterns, each cutting further what the one before it left whole. Which name means which pattern, and
+which names imply lookup before merges or a first token, follows llama.cpp (`llama-vocab.cpp`), whose
+converter writes the names; the slow test `test_against_llamacpp` holds every recipe against it. Where its
+matcher has only a stand-in for a model's pattern (tekken, gpt-4o: letter case, combining marks), the pattern
+here is the model's own, from its `tokenizer.json`.
 
-No recipe normalises Unicode: GGUF files carry no normaliser, and what a person typed comes back byte for
-byte.
+No recipe normalises Unicode: GGUF files carry no normaliser, and what a person typed stays as it was.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-�
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
-_RECIPES: tuple[tuple[PreTokenizerRecipe, tuple[str, ...]], ...] = (
+RECIPES: tuple[tuple[PreTokenizerRecipe, tuple[str, ...]], ...] = (
     (
         PreTokenizerRecipe((_GPT2,)),
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion"),
@@ -101,7 +102,9 @@ _RECIPES: tuple[tuple[PreTokenizerRecipe, tuple[str, ...]], ...] = (
     (PreTokenizerRecipe(_FALCON), ("falcon",)),
     (PreTokenizerRecipe(_DEFAULT), ("default",)),
 )
-_BY_NAME = {name: recipe for recipe, names in _RECIPES for name in names}
+"""Each recipe, and the names that mean it."""
+
+_BY_NAME = {name: recipe for recipe, names in RECIPES for name in names}
 
 SUPPORTED: tuple[str, ...] = tuple(sorted(_BY_NAME))
 """Every value of `tokenizer.ggml.pre` that is known here."""
