@@ -77,7 +77,10 @@ class LocalSource:
         from octavo.text.chat_template import ChatTemplateError
 
         try:
-            prompt = self._llm.tokenizer.encode(self._template.render(messages), parse_special=True)
+            # As the server does: a template writes its own first token.
+            prompt = self._llm.tokenizer.encode(
+                self._template.render(messages), add_special=False, parse_special=True
+            )
             return LocalAnswer(self._llm, prompt, self._params)
         except (ChatTemplateError, RequestRefused, ValueError) as error:
             raise ChatError(str(error)) from error
