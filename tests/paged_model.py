@@ -44,17 +44,22 @@ class PagedModel:
     def run(self, plan: StepPlan) -> list[int | None]:
         """Compute a plan. Returns: for each chunk the token after it, None where it does not sample.
 
-        Raises: AssertionError, if a slot does not hold what its sequence needs, or a shared block is written.
+        Raises: AssertionError, if a slot does not hold what its sequence needs, or one is written that is
+            committed content or that this step has written before.
         """
         assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.chunks)
         sampled: list[int | None] = []
+        written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
             wanted = contents(sequence)
             for position in range(chunk.start, end):
                 block = sequence.block_table.blocks[position // self.block_size]
-                assert block.ref_count == 1, f"{sequence} writes {block}"
-                self._slots[self._slot(sequence, position)] = wanted[position]
+                slot = self._slot(sequence, position)
+                assert block.node is None or block.node.pending, f"{sequence} writes {block}, known before"
+                assert slot not in written, f"{sequence} writes {block} at {position}, as another did before"
+                written.add(slot)
+                self._slots[slot] = wanted[position]
             for position in range(end):
                 found = self._slots.get(self._slot(sequence, position), NOTHING)
                 assert found == wanted[position], f"{sequence} reads something else at position {position}"

@@ -246,8 +246,7 @@ class KVCache:
 
     def rollback(self) -> None:
         """The step failed: pending blocks are forgotten, and whoever adopted one is where it was before."""
-        for block in self._index.rollback():
-            self._pool.content_lost(block)
+        self._index.rollback()
         self._pool.release(merge.known for merge in reversed(self._merges))
         for adoption in reversed(self._adoptions):
             adoption.sequence.num_cached_tokens -= adoption.num_counted

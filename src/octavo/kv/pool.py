@@ -124,15 +124,6 @@ class BlockPool:
                     self._insert_before(self._front.newer, block)
                     self.num_free += 1
 
-    def content_lost(self, block: Block) -> None:
-        """The index has just detached a block: if nobody uses it, it is free now, no longer cached."""
-        assert block.node is None, f"{block} still has content"
-        if block.ref_count == 0:
-            self._unlink(block)
-            self._insert_before(self._front.newer, block)
-            self.num_cached -= 1
-            self.num_free += 1
-
     def blocks(self) -> Sequence[Block]:
         """Every block, by id. For the audit."""
         return self._blocks

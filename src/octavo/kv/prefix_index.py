@@ -57,7 +57,8 @@ class PrefixIndex:
     def insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
         """Make a block findable as these tokens after `parent` (None: at the beginning); pending for now."""
         assert block.node is None, f"{block} already stands for other tokens"
-        if parent is None:
+        if parent is None or parent.parent is None:
+            # A root that the caller looked up may have lost its last child since, and its place with it.
             parent = self._roots.setdefault(salt, PrefixNode(None, (), salt, None))
         node = PrefixNode(parent, tokens, salt, block)
         alike = parent.children.setdefault(tokens[0], {})
@@ -73,22 +74,22 @@ class PrefixIndex:
             node.pending = False
         self._pending.clear()
 
-    def rollback(self) -> list[Block]:
-        """The step failed: forget what it registered. Returns the blocks that lost their node, last first."""
+    def rollback(self) -> None:
+        """The step failed: forget what it registered. Whoever computes its blocks still holds them."""
         undone = self._pending[::-1]
-        self._pending = []
-        blocks = []
+        self._pending.clear()
         for node in undone:
             assert node.block is not None
-            blocks.append(node.block)
+            assert node.block.ref_count > 0, f"{node.block} was returned before its step had ended"
+            node.pending = False
             self.forget(node)
-        return blocks
 
     def forget(self, node: PrefixNode) -> None:
         """Remove a leaf; its block no longer stands for anything. Cost: O(block_size)."""
         parent, block = node.parent, node.block
         assert parent is not None, "a root is not forgotten by itself"
         assert block is not None, "a node without a block was left in the index"
+        assert not node.pending, f"{block} is forgotten before its step has ended"
         assert not node.children, f"{block} is forgotten before the blocks that continue it"
         block.node = None
         node.block = None

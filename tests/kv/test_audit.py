@@ -1,0 +1,190 @@
+"""Each way to break the books, and the audit that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.kv.audit import AuditError
+from octavo.kv.block import Block
+from octavo.kv.kv_cache import KVCache
+from octavo.scheduler.sequence import Sequence
+
+
+class Books:
+    """Ten blocks of two tokens: three are held by one sequence, three are cached, four are free."""
+
+    def __init__(self) -> None:
+        self.cache = KVCache(10, 2)
+        self.gone = self._computed("gone", [10, 11, 12, 13, 14, 15])
+        self.cached = list(self.gone.block_table.blocks)
+        self.cache.free(self.gone)
+        self.here = self._computed("here", [1, 2, 3, 4, 5])
+        self.blocks = self.here.block_table.blocks
+        self.cache.audit([self.here])
+
+    def _computed(self, name: str, prompt: list[int]) -> Sequence:
+        sequence = Sequence(name, prompt)
+        self.cache.allocate(sequence, len(prompt))
+        self.cache.register(sequence, len(prompt))
+        self.cache.commit()
+        sequence.num_computed_tokens = len(prompt)
+        return sequence
+
+    @property
+    def front(self) -> Block:
+        return next(self.cache._pool.free_list())
+
+
+def lose_a_block(books: Books) -> None:
+    block = books.front
+    block.older.newer, block.newer.older = block.newer, block.older
+
+
+def count_a_free_block_twice(books: Books) -> None:
+    books.cache._pool.num_free += 1
+
+
+def take_cached_for_free(books: Books) -> None:
+    books.cache._pool.num_free += 1
+    books.cache._pool.num_cached -= 1
+
+
+def break_a_back_link(books: Books) -> None:
+    books.front.newer.older = books.blocks[0]
+
+
+def close_the_list_to_a_circle(books: Books) -> None:
+    books.front.newer.newer = books.front
+
+
+def forget_a_reference(books: Books) -> None:
+    books.blocks[1].ref_count += 1
+
+
+def free_a_block_that_is_held(books: Books) -> None:
+    books.cache._pool.release([books.blocks[2]])
+
+
+def miscount_shared(books: Books) -> None:
+    books.cache._pool.num_shared = 1
+
+
+def change_an_id(books: Books) -> None:
+    books.here.block_table.block_ids[1] = 9
+
+
+def hold_a_block_twice(books: Books) -> None:
+    books.cache._pool.share(books.blocks[0])
+    books.here.block_table.append(books.blocks[0])
+
+
+def put_content_before_free_blocks(books: Books) -> None:
+    pool, block = books.cache._pool, books.cached[0]
+    pool._unlink(block)
+    pool._insert_before(books.front, block)
+
+
+def forget_a_root_before_its_leaf(books: Books) -> None:
+    pool = books.cache._pool
+    pool._unlink(books.cached[0])
+    pool._insert_before(books.cached[2], books.cached[0])
+
+
+def let_a_node_go_astray(books: Books) -> None:
+    node = books.cached[2].node
+    assert node is not None
+    assert node.parent is not None
+    node.parent.children.clear()
+
+
+def leave_an_empty_bucket(books: Books) -> None:
+    node = books.cached[2].node
+    assert node is not None
+    node.children[5] = {}
+
+
+def swap_two_blocks(books: Books) -> None:
+    first, second = books.blocks[0].node, books.blocks[1].node
+    assert first is not None
+    assert second is not None
+    first.block, second.block = second.block, first.block
+
+
+def change_the_tokens_of_a_node(books: Books) -> None:
+    node = books.cached[1].node
+    assert node is not None
+    node.tokens = (12, 99)
+
+
+def change_the_salt_of_a_node(books: Books) -> None:
+    node = books.cached[1].node
+    assert node is not None
+    node.salt = "yours"
+
+
+def leave_a_node_pending(books: Books) -> None:
+    node = books.blocks[1].node
+    assert node is not None
+    node.pending = True
+
+
+def change_a_token_of_a_sequence(books: Books) -> None:
+    books.here.token_ids[3] = 99
+
+
+def change_the_order_of_a_sequence(books: Books) -> None:
+    table = books.here.block_table
+    table.replace(0, table.replace(1, table.blocks[0]))
+
+
+def claim_more_than_is_held(books: Books) -> None:
+    books.here.token_ids.extend([6, 7])
+    books.here.num_computed_tokens = 7
+
+
+def lose_the_name_of_a_full_block(books: Books) -> None:
+    node = books.blocks[1].node
+    assert node is not None
+    books.cache._index.forget(node)
+
+
+FAULTS: list[tuple[Callable[[Books], None], str]] = [
+    (lose_a_block, "does not point back|not on the free list"),
+    (count_a_free_block_twice, "5 free and 3 cached blocks counted, 4 and 3 listed"),
+    (take_cached_for_free, "5 free and 2 cached blocks counted, 4 and 3 listed"),
+    (break_a_back_link, "does not point back"),
+    (close_the_list_to_a_circle, "circle"),
+    (forget_a_reference, "ref_count=2.* has 1 references from sequences"),
+    (free_a_block_that_is_held, "ref_count=0.* has 1 references from sequences"),
+    (miscount_shared, "1 shared blocks counted, there are 0"),
+    (change_an_id, "are not the ids of its blocks"),
+    (hold_a_block_twice, "holds a block twice"),
+    (put_content_before_free_blocks, "would be taken after"),
+    (forget_a_root_before_its_leaf, "would be forgotten before"),
+    (let_a_node_go_astray, "not found"),
+    (leave_an_empty_bucket, "empty bucket"),
+    (swap_two_blocks, "do not point at each other"),
+    (change_the_tokens_of_a_node, "filed under other tokens"),
+    (change_the_salt_of_a_node, "of salt 'yours' is found under salt ''"),
+    (leave_a_node_pending, "marked pending"),
+    (change_a_token_of_a_sequence, "block 1 stands for other tokens"),
+    (change_the_order_of_a_sequence, "block 0 stands for other tokens"),
+    (claim_more_than_is_held, "7 tokens computed, 7 known, 3 blocks held"),
+    (lose_the_name_of_a_full_block, "block 1 cannot be found by others"),
+]
+
+
+@pytest.mark.parametrize(("fault", "named"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_audit_names_what_is_wrong(fault: Callable[[Books], None], named: str) -> None:
+    books = Books()
+    fault(books)
+    with pytest.raises(AuditError, match=named):
+        books.cache.audit([books.here])
+
+
+def test_a_sequence_that_nobody_mentions_is_a_leak() -> None:
+    books = Books()
+    with pytest.raises(AuditError, match="has 0 references from sequences"):
+        books.cache.audit([])

@@ -1,0 +1,157 @@
+"""A full pool ends nobody: it pauses some, in a stated order."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.scheduler.preemption import take_tails, victims_in_order
+from octavo.scheduler.sequence import Sequence, SequenceStatus
+from paged_model import PagedServer, solo
+
+
+def streams(server: PagedServer, count: int, prompt: int, max_tokens: int) -> list[Sequence]:
+    """Requests with nothing in common."""
+    return [
+        server.add(f"{number}", list(range(number * 1000, number * 1000 + prompt)), max_tokens)
+        for number in range(count)
+    ]
+
+
+def assert_outputs_are_solo(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        assert sequence.token_ids == solo(prompt, sequence.num_tokens - len(prompt))
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("budget", [8, 64, 512])
+def test_t14_four_that_outgrow_the_pool_all_finish(sharing: bool, budget: int) -> None:
+    server = PagedServer(32, 16, max_num_batched_tokens=budget, enable_prefix_caching=sharing)
+    sequences = streams(server, 4, 64, 128)
+    server.run(max_steps=600)
+    assert [sequence.num_tokens for sequence in sequences] == [192] * 4
+    assert_outputs_are_solo(sequences)
+    # 48 blocks are wanted of 32: somebody pauses, but never the first two, who have 24.
+    assert server.scheduler.num_preemptions > 0
+    assert [sequence.num_preemptions for sequence in sequences[:2]] == [0, 0]
+    assert sum(sequence.num_preemptions for sequence in sequences) == server.scheduler.num_preemptions
+
+
+def test_only_the_blocks_that_are_needed_are_taken_and_from_the_latest() -> None:
+    server = PagedServer(32, 16, max_num_batched_tokens=512)
+    sequences = streams(server, 4, 64, 128)
+    while not server.scheduler.num_preemptions:
+        plan = server.step()
+    # At 129 tokens the first three need a block each, and the last has eight.
+    assert plan.preempted == (sequences[3],)
+    assert sequences[3].status is SequenceStatus.PAUSED
+    assert len(sequences[3].block_table) == 5
+    assert sequences[3].num_computed_tokens == 5 * 16
+    assert sequences[3].num_lost_tokens == 3 * 16
+    assert [chunk.sequence for chunk in plan.chunks] == sequences[:3]
+
+
+def test_what_a_victim_keeps_is_not_computed_again_and_what_is_left_is_found() -> None:
+    server = PagedServer(32, 16, max_num_batched_tokens=512)
+    sequences = streams(server, 4, 64, 128)
+    server.run()
+    lost = sum(sequence.num_lost_tokens for sequence in sequences)
+    solo_cost = 4 * 191
+    assert solo_cost < server.model.num_computed <= solo_cost + lost
+
+
+def test_a_stalled_one_resumes_only_when_all_it_knows_fits() -> None:
+    server = PagedServer(32, 16, max_num_batched_tokens=512)
+    sequences = streams(server, 4, 64, 128)
+    pauses = dict.fromkeys(sequences, 0)
+    was_paused = dict.fromkeys(sequences, False)
+    while server.scheduler.has_work:
+        server.step()
+        for sequence in sequences:
+            paused = sequence.status is SequenceStatus.PAUSED
+            pauses[sequence] += paused and not was_paused[sequence]
+            was_paused[sequence] = paused
+    # No to and fro: each of the two that do not fit stands still once.
+    assert list(pauses.values()) == [0, 0, 1, 1]
+
+
+def test_the_first_may_take_the_whole_pool() -> None:
+    server = PagedServer(16, 16, max_num_batched_tokens=64)
+    sequences = streams(server, 4, 16, 239)
+    server.run(max_steps=2000)
+    assert [sequence.num_tokens for sequence in sequences] == [255] * 4
+    assert sequences[0].num_preemptions == 0
+    assert_outputs_are_solo(sequences)
+
+
+def test_those_who_stand_still_are_robbed_before_those_who_run() -> None:
+    server = PagedServer(100, 16, max_num_batched_tokens=512)
+    first, paused, held, running, last = streams(server, 5, 40, 50)
+    server.step()
+    paused.status = SequenceStatus.PAUSED
+    held.held = True
+    newest_first = list(reversed(list(server.scheduler.running)))
+    assert victims_in_order(newest_first, first) == [held, paused, last, running]
+    # Held ones are never visited, so they give wherever they stand; others only from behind the taker.
+    assert victims_in_order(newest_first, running) == [held, last]
+    assert victims_in_order(newest_first, Sequence("new", [1])) == [held]
+
+
+def test_a_victim_is_robbed_down_to_nothing_before_the_next_one_is_touched() -> None:
+    server = PagedServer(30, 16, max_num_batched_tokens=512)
+    first, second, third = streams(server, 3, 100, 50)
+    server.step()
+    robbed = take_tails(server.cache, [third, second], server.cache.num_available + 8)
+    assert robbed == [third, second]
+    assert (len(third.block_table), len(second.block_table), len(first.block_table)) == (0, 6, 7)
+    server.run()
+    assert_outputs_are_solo([first, second, third])
+
+
+def test_shared_blocks_are_taken_only_when_letting_go_frees_them() -> None:
+    server = PagedServer(40, 16, max_num_batched_tokens=512)
+    document = list(range(160))
+    a, b, c = (server.add(name, [*document, number], 60) for number, name in enumerate("abc"))
+    server.step()
+    # One block each of their own, ten shared by all three.
+    available = server.cache.num_available
+    assert take_tails(server.cache, [c, b], available + 2) == [c, b]
+    assert server.cache.num_available == available + 2
+    assert take_tails(server.cache, [c, b], available + 5) == []
+    assert (len(b.block_table), len(c.block_table)) == (10, 10)
+    server.finish(a)
+    # Now nobody but the two victims holds them: as many go as are needed.
+    assert take_tails(server.cache, [c, b], server.cache.num_available + 3) == [c, b]
+    assert len(b.block_table) == 7
+    server.run()
+    assert_outputs_are_solo([b, c])
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 15, 16, 17, 31, 64, 100, 512])
+def test_t16_a_pause_at_every_block_border_changes_nothing(chunk: int, sharing: bool) -> None:
+    prompt = list(range(100))
+    server = PagedServer(20, 16, max_num_seqs=1, max_num_batched_tokens=chunk, enable_prefix_caching=sharing)
+    sequence = server.add("a", prompt, 60)
+    borders = set()
+    while server.scheduler.has_work:
+        border = sequence.num_computed_tokens // 16
+        if border not in borders:
+            borders.add(border)
+            # Everything but one block is taken and, without sharing, must be computed again.
+            take_tails(server.cache, [sequence], server.cache.num_available + max(border - 1, 0))
+        server.step()
+    assert borders >= {7, 8, 9}
+    assert sequence.num_lost_tokens > 300
+    assert sequence.token_ids == solo(prompt, 60)
+    if sharing:
+        assert sequence.num_cached_tokens == 0
+
+
+def test_a_planned_sequence_is_never_a_victim_under_constant_pressure() -> None:
+    server = PagedServer(10, 4, max_num_batched_tokens=16)
+    sequences = streams(server, 8, 7, 30)
+    # `PagedServer.plan` checks it in every step.
+    server.run(max_steps=3000)
+    assert server.scheduler.num_preemptions > 8
+    assert_outputs_are_solo(sequences)

@@ -1,0 +1,71 @@
+"""What planning costs, counted in operations that cannot be disturbed, and in time with much room."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from octavo.kv.kv_cache import KVCache
+from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence
+
+
+def eight_streams(num_blocks: int, prompt: int) -> Callable[[], None]:
+    """A scheduler with eight generating sequences. Returns: one whole step of it."""
+    cache = KVCache(num_blocks, 16)
+    scheduler = Scheduler(cache, SchedulerConfig(8, 256, 100_000))
+    sequences = [Sequence(f"{number}", [number, *range(prompt - 1)]) for number in range(8)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+
+    def step() -> None:
+        plan = scheduler.step()
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            if chunk.samples:
+                chunk.sequence.append(chunk.start % 1000)
+
+    while sequences[-1].num_tokens < prompt + 2:
+        step()
+    return step
+
+
+def count_lines(function: Callable[[], None]) -> int:
+    """Lines of Python that run."""
+    lines = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_step_costs_the_same_however_long_the_sequences_and_however_large_the_pool() -> None:
+    costs = set()
+    for num_blocks, prompt in ((200, 100), (2000, 100), (2000, 3000), (20_000, 3000)):
+        step = eight_streams(num_blocks, prompt)
+        costs.add(sum(count_lines(step) for _ in range(32)))
+    assert max(costs) <= 1.05 * min(costs)
+
+
+def test_eight_streams_are_planned_in_less_than_60_microseconds() -> None:
+    step = eight_streams(2000, 1000)
+    best_us = float("inf")
+    for _ in range(40):
+        # Two block borders of each stream are in 32 steps.
+        start = time.perf_counter()
+        for _ in range(32):
+            step()
+        best_us = min(best_us, (time.perf_counter() - start) / 32 * 1e6)
+    assert best_us < 60
