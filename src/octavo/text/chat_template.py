@@ -22,9 +22,9 @@ MAX_TEMPLATE_CHARS = 1 << 20
 MAX_PROMPT_CHARS = 1 << 26
 """64 Mi characters: far beyond any context, small enough that a template in a loop ends as an error."""
 
-_CONTROL = 3
-# Whose words are quoted content. The operator writes `system`; an assistant's message may replay what a model
-# wrote.
+_UNKNOWN, _CONTROL = 2, 3  # the kinds of tokens that `parse_special` reads besides user-defined ones
+# Whose words may be quoted from anywhere. The operator writes `system`; an assistant's message may replay what
+# a model wrote.
 _SHIELDED_ROLES = frozenset({"user", "tool", "function", "ipython"})
 
 
@@ -73,7 +73,7 @@ class ChatTemplate:
             token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
             if token_id is not None and 0 <= token_id < len(tokens):
                 special[f"{name}_token"] = tokens[token_id]
-        control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
+        control = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (_UNKNOWN, _CONTROL)]
         return cls(source, special_tokens=special, control_tokens=control)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -84,8 +84,7 @@ class ChatTemplate:
         llama.cpp and vLLM join them, unless the template reads parts itself.
 
         Raises: ChatTemplateError with the template's message (for example: roles must alternate), for a part
-        that is
-                not text, or for a prompt over MAX_PROMPT_CHARS.
+            that is not text, or for a prompt over MAX_PROMPT_CHARS.
         """
         plain = [self._plain_message(message, number) for number, message in enumerate(messages)]
         return self._run(plain, add_generation_prompt)
@@ -105,9 +104,8 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
-        except (
-            Exception
-        ) as error:  # a template is somebody else's program: whatever it raises is its own fault
+        except Exception as error:
+            # A template is somebody else's program: whatever it raises is its own fault.
             raise ChatTemplateError(f"the model's chat template failed: {error}") from error
         return "".join(pieces)
 
