@@ -23,8 +23,8 @@ MAX_PROMPT_CHARS = 1 << 26
 """64 Mi characters: far beyond any context, small enough that a template in a loop ends as an error."""
 
 _UNKNOWN, _CONTROL = 2, 3  # the kinds of tokens that `parse_special` reads besides user-defined ones
-# Whose words may be quoted from anywhere. The operator writes `system`; an assistant's message may replay what
-# a model wrote.
+# Whose words may be quoted from anywhere. The operator writes `system`; an assistant's message may replay
+# what a model wrote.
 _SHIELDED_ROLES = frozenset({"user", "tool", "function", "ipython"})
 
 
