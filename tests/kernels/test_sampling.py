@@ -417,6 +417,17 @@ def test_logprobs_are_those_of_the_raw_logits(size: int, rules: Rules) -> None:
             assert logprob == pytest.approx(expected[token_id], abs=3e-6)
 
 
+def test_logprobs_hold_where_bias_turns_the_row_upside_down() -> None:
+    logits = np.array([60.0, 0.0, 59.0, -20.0], dtype=np.float32)
+    expected = log_softmax(logits)
+    rules = Rules(temperature=0.0, logit_bias={0: -100.0, 2: -100.0, 3: 100.0})
+    sampled = native(4, rules, num_logprobs=4).sample(logits)
+    assert sampled.token_id == 3
+    assert sampled.logprob == pytest.approx(expected[3], abs=1e-5)
+    assert [token_id for token_id, _ in sampled.top_logprobs] == [0, 2, 1, 3]
+    assert [logprob for _, logprob in sampled.top_logprobs] == pytest.approx(expected[[0, 2, 1, 3]], abs=1e-5)
+
+
 def test_logprobs_of_equals_list_the_lowest_ids_and_never_minus_infinity() -> None:
     logits = np.full(200, -np.inf, dtype=np.float32)
     logits[[190, 5, 70]] = 1.0

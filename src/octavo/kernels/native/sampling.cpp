@@ -516,7 +516,9 @@ void bind_sampling(nb::module_& m) {
         .def(
             "observe_prompt",
             [](Sampler& self, const TokenIds& token_ids) {
-                self.observe_prompt({token_ids.data(), token_ids.shape(0)});
+                const std::span<const int32_t> ids(token_ids.data(), token_ids.shape(0));
+                nb::gil_scoped_release release;
+                self.observe_prompt(ids);
             },
             nb::arg("token_ids"),
             "token_ids: int32[n] of the prompt, counted by repetition_penalty. Raises ValueError for an id "
