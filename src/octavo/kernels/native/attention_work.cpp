@@ -13,17 +13,33 @@ constexpr int64_t kStateFloats = int64_t{1}
 
 }  // namespace
 
+void check_heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+    if (head_dim % 16 != 0 || head_dim < 16 || head_dim > 256)
+        throw std::invalid_argument("head size " + std::to_string(head_dim) +
+                                    " is not a multiple of 16 up to 256");
+    if (num_heads < 1 || num_kv_heads < 1 || num_heads % num_kv_heads != 0)
+        throw std::invalid_argument(std::to_string(num_heads) + " query heads do not divide among " +
+                                    std::to_string(num_kv_heads) + " KV heads");
+    if (num_heads / num_kv_heads > kMaxQueryVectors)
+        throw std::invalid_argument(std::to_string(num_heads / num_kv_heads) +
+                                    " query heads share a KV head; at most " +
+                                    std::to_string(kMaxQueryVectors) + " can");
+}
+
+void check_block_size(int64_t block_size) {
+    // Eight positions are scored at once, and a widened slice holds whole blocks.
+    if (block_size < 8 || block_size % 8 != 0 || kSliceTokens % block_size != 0)
+        throw std::invalid_argument("block size " + std::to_string(block_size) + " is not 8, 16, 32 or 64");
+}
+
 AttentionWork::AttentionWork(int num_threads, int max_rows, int num_heads, int num_kv_heads, int head_dim)
     : num_threads_(num_threads),
-      num_heads_(num_heads),
+      num_heads_((check_heads(num_heads, num_kv_heads, head_dim), num_heads)),
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
       group_(num_heads / num_kv_heads),
       folds_(static_cast<size_t>(max_rows) * num_kv_heads),
       states_(new float[kStateFloats]) {
-    if (group_ > kMaxQueryVectors)
-        throw std::invalid_argument(std::to_string(group_) + " query heads share a KV head; at most " +
-                                    std::to_string(kMaxQueryVectors) + " can");
     for (int i = 0; i < num_threads; ++i)
         scratch_.emplace_back(new float[attention_scratch_floats(head_dim)]);
 }

@@ -19,9 +19,14 @@ struct Segment {
     const int32_t* block_table;
 };
 
+// Throw std::invalid_argument for heads and for blocks that the kernels do not have: head sizes are multiples
+// of 16 up to 256, at most 48 query heads share a KV head, blocks have 8, 16, 32 or 64 tokens.
+void check_heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim);
+void check_block_size(int64_t block_size);
+
 class AttentionWork {
   public:
-    // Throws std::invalid_argument where more than 48 query heads share a KV head.
+    // Throws what check_heads throws.
     AttentionWork(int num_threads, int max_rows, int num_heads, int num_kv_heads, int head_dim);
 
     // Cuts the segments into (rows, KV head) tasks of at most 48 query vectors; a single row is cut further

@@ -98,24 +98,40 @@ class AttentionCall {
           out_(out),
           work_(pool.num_threads(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), num_kv_heads,
                 static_cast<int>(q.shape(2))) {
+        check_block_size(block_size);
+        const int64_t layer_bytes = int64_t{4} * num_kv_heads * kv_.head_dim * block_size;
+        if (layer_offset < 0 || layer_offset + layer_bytes > extent_bytes)
+            throw std::invalid_argument("a layer of " + std::to_string(layer_bytes) + " bytes at " +
+                                        std::to_string(layer_offset) + " reaches out of extents of " +
+                                        std::to_string(extent_bytes));
+        const size_t chunks = chunk_starts.shape(0);
+        if (chunk_lens.shape(0) != chunks || table_offsets.shape(0) != chunks + 1)
+            throw std::invalid_argument(std::to_string(chunks) + " starts do not go with " +
+                                        std::to_string(chunk_lens.shape(0)) + " lengths and " +
+                                        std::to_string(table_offsets.shape(0)) + " table offsets");
         std::vector<Segment> segments;
-        int row = 0;
-        for (size_t s = 0; s < chunk_starts.shape(0); ++s) {
-            const int needed = (chunk_starts.data()[s] + chunk_lens.data()[s] + block_size - 1) / block_size;
-            if (table_offsets.data()[s + 1] - table_offsets.data()[s] < needed)
-                throw std::invalid_argument("chunk " + std::to_string(s) + " needs " +
-                                            std::to_string(needed) + " blocks");
-            segments.push_back({row, chunk_lens.data()[s], chunk_starts.data()[s],
-                                block_tables.data() + table_offsets.data()[s]});
-            row += chunk_lens.data()[s];
+        int64_t row = 0;
+        for (size_t s = 0; s < chunks; ++s) {
+            const int64_t start = chunk_starts.data()[s], count = chunk_lens.data()[s];
+            const int64_t from = table_offsets.data()[s], to = table_offsets.data()[s + 1];
+            if (start < 0 || count < 1 || from < 0 || to > static_cast<int64_t>(block_tables.shape(0)) ||
+                (to - from) * block_size < start + count)
+                throw std::invalid_argument("chunk " + std::to_string(s) + " of " + std::to_string(count) +
+                                            " tokens from " + std::to_string(start) +
+                                            " does not fit table entries " + std::to_string(from) + " to " +
+                                            std::to_string(to));
+            segments.push_back({static_cast<int>(row), static_cast<int>(count), static_cast<int>(start),
+                                block_tables.data() + from});
+            row += count;
         }
         for (size_t i = 0; i < block_tables.shape(0); ++i)
             if (block_tables.data()[i] < 0 ||
-                (block_tables.data()[i] + 1) * extent_bytes > static_cast<int64_t>(arena.shape(0)))
+                (block_tables.data()[i] + int64_t{1}) * extent_bytes > static_cast<int64_t>(arena.shape(0)))
                 throw std::invalid_argument("block " + std::to_string(block_tables.data()[i]) +
                                             " is outside the arena");
-        if (row != static_cast<int>(q.shape(0)))
-            throw std::invalid_argument("the chunks do not cover the queries");
+        if (row != static_cast<int64_t>(q.shape(0)))
+            throw std::invalid_argument("the chunks have " + std::to_string(row) + " tokens, the queries " +
+                                        std::to_string(q.shape(0)));
         work_.plan(segments);
     }
 

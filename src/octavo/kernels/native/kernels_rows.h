@@ -3,10 +3,11 @@
 
 // e^x for x <= 88, within 2 ulp; 0 below -87 (results there would be subnormal). Tails of rows use these
 // lanes too, so that a position gets the same bytes wherever it stands. Range reduction by ln 2 in two parts,
-// then a degree-6 polynomial (Cephes expf's minimax coefficients).
+// then a degree-6 polynomial (Cephes expf's minimax coefficients). NaN stays NaN, which the order of the
+// operands of max and min decides: a score that is not a number must fail its request, not count as far away.
 inline F32x8 exp_f32(F32x8 x) {
     const F32x8 floor = broadcast(-87.0f);
-    const F32x8 clamped = min(max(x, floor), broadcast(88.0f));
+    const F32x8 clamped = min(broadcast(88.0f), max(floor, x));
     const I32x8 n = round_to_int(mul(clamped, broadcast(1.44269504f)));
     const F32x8 nf = to_float(n);
     F32x8 r = fma(nf, broadcast(-0.693359375f), clamped);
@@ -19,7 +20,7 @@ inline F32x8 exp_f32(F32x8 x) {
     p = fma(p, r, broadcast(5.0000001201e-1f));
     p = fma(p, mul(r, r), r);
     p = add(p, broadcast(1.0f));
-    return keep_where_at_least(mul(p, power_of_two(n)), x, floor);
+    return zero_where_below(mul(p, power_of_two(n)), x, floor);
 }
 
 // One fixed tree, so that a sum does not depend on the path.

@@ -31,6 +31,7 @@ constexpr TypeFacts kFacts[] = {
 const TypeFacts& facts(WeightType type) { return kFacts[static_cast<int>(type)]; }
 
 constexpr int64_t kChunkBytes = int64_t{32} << 20;
+constexpr int64_t kMostFeatures = int64_t{1} << 30;  // sizes in bytes fit 63 bits, sizes in elements an int
 
 float half_at(const uint8_t* p) {
     Half h;
@@ -79,6 +80,10 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
       out_features_(out_features),
       in_features_(in_features) {
     const TypeFacts& f = facts(type_);
+    if (std::max(out_features, in_features) > kMostFeatures)
+        throw std::invalid_argument("a matrix of " + std::to_string(out_features) + " x " +
+                                    std::to_string(in_features) + " is larger than " +
+                                    std::to_string(kMostFeatures) + " either way");
     if (out_features < 1 || in_features < 1 || in_features % f.group != 0)
         throw std::invalid_argument("a " + type + " matrix of " + std::to_string(out_features) + " x " +
                                     std::to_string(in_features) + " is not made of groups of " +

@@ -126,10 +126,7 @@ void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int 
 }
 
 void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim) {
-    if (head_dim % 16 != 0 || head_dim < 16 || head_dim > 256)
-        refuse("head size " + text(head_dim) + " is not a multiple of 16 up to 256");
-    if (num_kv_heads < 1 || num_heads % num_kv_heads != 0)
-        refuse(text(num_heads) + " query heads do not divide among " + text(num_kv_heads) + " KV heads");
+    check_heads(num_heads, num_kv_heads, head_dim);
     if (widths_.at(qkv) != (num_heads + 2 * num_kv_heads) * head_dim ||
         widths_.at(out) != num_heads * head_dim)
         refuse("buffers of " + text(widths_[qkv]) + " and " + text(widths_[out]) + " do not fit " +
@@ -181,8 +178,7 @@ void Program::rope(std::vector<double> inverse_frequencies, double magnitude) {
 }
 
 void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size) {
-    if (block_size < 8 || block_size % 8 != 0 || kRunTokens % block_size != 0)
-        refuse("block size " + text(block_size) + " is not 8, 16, 32, ... dividing " + text(kRunTokens));
+    check_block_size(block_size);
     const int64_t needed = int64_t{4} * num_layers_ * num_kv_heads_ * head_dim_ * block_size;
     if (extent_bytes < needed)
         refuse("extents of " + text(extent_bytes) + " bytes do not hold blocks of " + text(needed));
@@ -273,7 +269,7 @@ void Program::prepare_tile(const Batch& batch, int64_t first_token, const std::v
 void Program::sample_row(int64_t sequence, const float* logits) {
     try {
         (*sampled_)[sequence] = (*samplers_)[sequence]->sample(logits);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
         (*sampled_)[sequence] = Sampled{};  // no token: this request fails, the step and its barriers go on
     }
 }

@@ -30,9 +30,9 @@ inline F32x8 div(F32x8 a, F32x8 b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline F32x8 max(F32x8 a, F32x8 b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline F32x8 min(F32x8 a, F32x8 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F32x8 abs(F32x8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
-// a where x >= limit, else 0.
-inline F32x8 keep_where_at_least(F32x8 a, F32x8 x, F32x8 limit) {
-    return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_GE_OQ))};
+// 0 where x < limit, else a: also where x is NaN.
+inline F32x8 zero_where_below(F32x8 a, F32x8 x, F32x8 limit) {
+    return {_mm256_and_ps(a.v, _mm256_cmp_ps(x.v, limit.v, _CMP_NLT_UQ))};
 }
 inline I32x8 round_to_int(F32x8 a) { return {_mm256_cvtps_epi32(a.v)}; }
 inline F32x8 to_float(I32x8 a) { return {_mm256_cvtepi32_ps(a.v)}; }

@@ -69,9 +69,9 @@ inline F32x8 abs(F32x8 a) {
     F32x8 r;
     OCTAVO_LANES(__builtin_fabsf(a.v[i]));
 }
-inline F32x8 keep_where_at_least(F32x8 a, F32x8 x, F32x8 limit) {
+inline F32x8 zero_where_below(F32x8 a, F32x8 x, F32x8 limit) {
     F32x8 r;
-    OCTAVO_LANES(x.v[i] >= limit.v[i] ? a.v[i] : 0.0f);
+    OCTAVO_LANES(x.v[i] < limit.v[i] ? 0.0f : a.v[i]);
 }
 // Nearest even, and the most negative integer where there is none, as cvtps2dq.
 inline I32x8 round_to_int(F32x8 a) {

@@ -1,6 +1,8 @@
 #include "thread_pool.h"
 
 #include <chrono>
+#include <stdexcept>
+#include <string>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,7 +27,8 @@ void relax() {
 }  // namespace
 
 #if defined(__x86_64__)
-FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+// 0x8000 flush to zero, 0x40 denormals are zero, 0x1f80 every trap masked; rounding bits 0: to nearest.
+FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0u); }
 FlushDenormals::~FlushDenormals() { _mm_setcsr(saved_); }
 #else
 FlushDenormals::FlushDenormals() : saved_(0) {}
@@ -34,10 +37,19 @@ FlushDenormals::~FlushDenormals() = default;
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
     workers_.reserve(num_threads - 1);
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
+    try {
+        for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
+    } catch (const std::exception& fault) {
+        const size_t started = workers_.size();
+        stop();  // the destructor will not run
+        throw std::runtime_error("the system starts " + std::to_string(started) + " of " +
+                                 std::to_string(num_threads - 1) + " worker threads: " + fault.what());
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     stopping_ = true;
     job_epoch_.fetch_add(1, std::memory_order_release);
     job_epoch_.notify_all();

@@ -12,7 +12,8 @@
 
 namespace octavo {
 
-// Flush-to-zero and denormals-are-zero for the life of the object, then the thread's former state again.
+// Flush-to-zero, denormals-are-zero, rounding to nearest and no traps for the life of the object, whatever
+// the thread had before; then its former state again.
 class FlushDenormals {
   public:
     FlushDenormals();
@@ -26,7 +27,8 @@ class FlushDenormals {
 
 class ThreadPool {
   public:
-    // num_threads counts the calling thread: 1 starts no worker.
+    // num_threads counts the calling thread: 1 starts no worker. Throws std::runtime_error where the system
+    // refuses a thread.
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -61,6 +63,7 @@ class ThreadPool {
 
   private:
     void worker(int index);
+    void stop();
     void wait_for_change(std::atomic<uint32_t>& word, uint32_t seen);
 
     const int num_threads_;
