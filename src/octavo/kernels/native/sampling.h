@@ -112,7 +112,7 @@ class Sampler {
     std::vector<std::pair<int32_t, float>> logit_bias_;
     std::vector<int32_t> stop_token_ids_;
 
-    uint64_t position_ = 0;  // output tokens drawn so far
+    uint64_t position_ = 0;  // rows sampled so far
     std::vector<Seen> seen_;
     std::unordered_map<int32_t, size_t> seen_index_;
 
