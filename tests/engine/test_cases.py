@@ -84,7 +84,7 @@ def test_t14_a_full_pool_pauses_some_and_fails_nobody(prefix_caching: bool) -> N
 def test_t16_a_pause_at_every_block_border_changes_no_token(
     max_num_batched_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every border the tail of its blocks is taken, as a preemption takes it, and computed or found again."""
+    """At every border the tail of its blocks is taken, as a preemption takes it, and has to come back."""
     model = FakeModel()
     watched_prompt = prompt(1, 40)
     with running_engine(

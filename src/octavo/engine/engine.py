@@ -155,6 +155,11 @@ class Engine:
         return self._scheduler.num_waiting
 
     @property
+    def num_preemptions(self) -> int:
+        """Times a request gave up blocks to another."""
+        return self._scheduler.num_preemptions
+
+    @property
     def num_open(self) -> int:
         """Requests submitted and not ended, whatever their state."""
         return self._num_submitted - self._loop.num_finished

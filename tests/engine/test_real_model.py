@@ -1,0 +1,161 @@
+"""The engine with the native model: no load, no paging and no thread count changes a single token id."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.reading import read_all, read_async
+from octavo.engine.engine import Engine, EngineConfig
+from octavo.engine.sampling_params import SamplingParams
+from octavo.model.model import Model
+from octavo.text.tokenizer import Tokenizer
+
+NUM_TOKENS = 32
+TEXTS = [
+    "The capital of France is",
+    "Once upon a time, in a house by the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,",
+    "Dear neighbours,\n\nthe heating will be off on Monday. " * 6,
+    "To be, or not to be, that is the question:",
+    "Ingredients: two eggs, 200 g of flour, a pinch of salt.\nMethod:",
+    "Q: Why is the sky blue?\nA:",
+]
+
+
+@cache
+def loaded(path: Path, threads: int) -> Model:
+    return Model.load(path, num_threads=threads)
+
+
+@cache
+def prompts_for(path: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_gguf(loaded(path, 2).metadata)
+    return [tokenizer.encode(text) for text in TEXTS]
+
+
+def asked(index: int, num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    """Every other request draws with a seed, and every fourth with penalties on top."""
+    if index % 2 == 0:
+        return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return SamplingParams(
+        temperature=0.9,
+        top_p=0.95,
+        seed=index,
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        repetition_penalty=1.1 if index % 4 == 1 else 1.0,
+    )
+
+
+@contextmanager
+def engine_on(
+    path: Path, *, threads: int = 2, block_order: list[int] | None = None, **config: Any
+) -> Iterator[Engine]:
+    model = loaded(path, threads)
+    engine = Engine(
+        model, Tokenizer.from_gguf(model.metadata), EngineConfig(**config), block_order=block_order
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@cache
+def solo(path: Path) -> list[list[int]]:
+    """Each request alone on a fresh engine."""
+    answers = []
+    for index, prompt in enumerate(prompts_for(path)):
+        with engine_on(path, num_blocks_override=64) as engine:
+            answers += read_all([engine.submit(prompt, asked(index))])
+    return answers
+
+
+def together(engine: Engine, path: Path) -> list[list[int]]:
+    return read_all([engine.submit(prompt, asked(i)) for i, prompt in enumerate(prompts_for(path))])
+
+
+def path_of(request: pytest.FixtureRequest, name: str) -> Path:
+    found: Path = request.getfixturevalue({"tiny": "tiny_model_path", "smollm2": "smollm2_path"}[name])
+    return found
+
+
+@pytest.fixture(params=["tiny", "smollm2"])
+def path(request: pytest.FixtureRequest) -> Path:
+    return path_of(request, request.param)
+
+
+def test_the_answers_differ_from_each_other(path: Path) -> None:
+    """Else the tests below would prove little."""
+    assert len({tuple(tokens) for tokens in solo(path)}) == len(TEXTS)
+
+
+def test_eight_streams_together_equal_each_alone(path: Path) -> None:
+    async def everyone() -> list[list[int]]:
+        generations = [engine.submit(prompt, asked(i)) for i, prompt in enumerate(prompts_for(path))]
+        return [token_ids for token_ids, _ in await asyncio.gather(*map(read_async, generations))]
+
+    with engine_on(path, num_blocks_override=128) as engine:
+        assert asyncio.run(everyone()) == solo(path)
+
+
+def test_a_pool_so_small_that_some_must_pause_changes_nothing(path: Path) -> None:
+    longest = max(len(prompt) for prompt in prompts_for(path)) + NUM_TOKENS
+    with engine_on(path, num_blocks_override=-(-longest // 16) + 2) as engine:
+        assert together(engine, path) == solo(path)
+        assert engine.num_preemptions > 0
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 33, 128, 512])
+def test_chunk_size_changes_nothing(tiny_model_path: Path, max_num_batched_tokens: int) -> None:
+    max_num_seqs = min(8, max_num_batched_tokens)
+    with engine_on(
+        tiny_model_path,
+        num_blocks_override=256,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    ) as engine:
+        assert together(engine, tiny_model_path) == solo(tiny_model_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "threads"),
+    [
+        *(("tiny", size, threads) for size in (8, 16, 32) for threads in (1, 2)),
+        ("smollm2", 8, 1),
+        ("smollm2", 32, 2),
+    ],
+)
+def test_block_size_block_order_and_threads_change_nothing(
+    request: pytest.FixtureRequest, name: str, block_size: int, threads: int
+) -> None:
+    path = path_of(request, name)
+    order = list(range(160))
+    random.Random(100 * block_size + threads).shuffle(order)
+    with engine_on(
+        path,
+        threads=threads,
+        block_order=order,
+        num_blocks_override=len(order),
+        block_size=block_size,
+        max_num_batched_tokens=64 + block_size,
+    ) as engine:
+        assert together(engine, path) == solo(path)
+
+
+def test_a_prefix_found_in_the_cache_changes_nothing(path: Path) -> None:
+    with engine_on(path, num_blocks_override=128) as engine:
+        assert together(engine, path) == solo(path)
+        again = [engine.submit(prompt, asked(i)) for i, prompt in enumerate(prompts_for(path))]
+        assert read_all(again) == solo(path)
+        assert again[4].stats.num_cached_tokens > 0
