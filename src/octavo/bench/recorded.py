@@ -1,0 +1,80 @@
+"""Operations timed the way a step runs them.
+
+A recorded program of many equal operations is one native call, with the barriers between them that a step
+has and with nothing else: the time of a program without them is taken off. Timing single calls instead would
+measure how fast sleeping threads wake up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.bench.spread import Spread
+from octavo.kernels import Matrix, Program, ThreadPool, WeightStore
+
+ROW_TILE = 256
+_VOCABULARY = 8
+
+Ints = npt.NDArray[np.int32]
+
+
+class RecordedProgram:
+    """A program that embeds its tokens into `buffer`, then does what `record` has recorded.
+
+    width: of `buffer`, float32[ROW_TILE, width]. record: called with the program and `buffer`.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        instruction_set: str,
+        width: int,
+        record: Callable[[Program, int], None] | None = None,
+    ) -> None:
+        store = WeightStore()
+        values = np.random.default_rng(width).uniform(-1, 1, (_VOCABULARY, width)).astype(np.float32)
+        table = Matrix(store, "F32", values.view(np.uint8).reshape(-1), _VOCABULARY, width, pool)
+        self._program = Program(pool, instruction_set, ROW_TILE)
+        buffer = self._program.buffer(width)
+        self._program.embed(table, buffer)
+        if record is not None:
+            record(self._program, buffer)
+        # A program is complete with its head; without a sampler no row reaches it.
+        self._program.logits(buffer, np.ones(width, dtype=np.float32), 1e-5, table)
+        self._own_arena: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def instruction_set(self) -> str:
+        """The one in use, where none was named."""
+        return self._program.instruction_set
+
+    def bind(self, address: int, extent_bytes: int, num_blocks: int, block_size: int) -> None:
+        self._program.bind(address, extent_bytes, num_blocks, block_size)
+
+    def bind_nothing(self) -> None:
+        """For programs without attention: one block that nobody reads."""
+        self._own_arena = np.zeros(1, dtype=np.uint8)
+        self._program.bind(self._own_arena.ctypes.data, 1, 1, ROW_TILE)
+
+    def seconds(self, chunk_starts: Ints, chunk_lens: Ints, offsets: Ints, tables: Ints) -> float:
+        """Wall seconds of one step over these chunks."""
+        token_ids = np.arange(int(chunk_lens.sum()), dtype=np.int32) % _VOCABULARY
+        samplers = [None] * len(chunk_lens)
+        begin = time.perf_counter()
+        self._program.step(token_ids, chunk_starts, chunk_lens, offsets, tables, samplers)
+        return time.perf_counter() - begin
+
+
+def spread_of_one(
+    with_operations: Callable[[], float], without: Callable[[], float], operations: int, repeats: int
+) -> Spread:
+    """Seconds of one of `operations`, over `repeats` pairs of timed steps after one pair to warm up."""
+    taken = []
+    for _ in range(repeats + 1):
+        base = without()
+        taken.append(max(with_operations() - base, 1e-9) / operations)
+    return Spread.of(taken[1:])

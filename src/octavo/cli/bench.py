@@ -1,0 +1,157 @@
+"""`octavo bench`: measure this machine with this build."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "bench", help="measure kernels and throughput", description="Measure this machine with this build."
+    )
+    kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    _add_kernels(kinds)
+    _add_throughput(kinds)
+    parser.set_defaults(run=run)
+
+
+def _add_kernels(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = kinds.add_parser(
+        "kernels",
+        help="matrix products and attention against the machine's limits",
+        description="Measure matrix products and paged attention, and in the same run what this machine "
+        "could do at most: fp32 and int8 arithmetic, and reading memory.",
+    )
+    flag = parser.add_argument
+    flag("--json", action="store_true", help="print JSON, with the machine's facts")
+    flag("--quick", action="store_true", help="a few cases and repeats")
+    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--instruction-set", metavar="NAME", help="kernels to use (default: the best this processor has)")
+    flag("--only", choices=("matmul", "attention"), help="leave the other out")
+    flag("--types", type=_words, metavar="T,...", help="weight types (default: Q4_0,Q4_1,Q8_0,F16)")
+    flag("--rows", type=_counts, metavar="N,...", help="rows of a product (default: 1,2,4,8,16,64,256)")
+    flag("--with-1b", action="store_true", help="the products of a 1B model as well")
+    flag("--repeats", type=_count, metavar="N", help="timed repeats of each case (default: 7, quick: 3)")
+
+
+def _add_throughput(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = kinds.add_parser(
+        "throughput",
+        help="a whole workload through the engine, without HTTP",
+        description="Run seeded prompts of token ids through the engine, all given at once, and count "
+        "tokens a second and the Python between two native steps.",
+    )
+    flag = parser.add_argument
+    flag("--model", default="smollm2-135m", help="a GGUF file, or a name 'octavo pull' knows")
+    flag("--num-prompts", type=_count, default=16, metavar="N", help="prompts (default: %(default)s)")
+    flag("--input-len", type=_count, default=400, metavar="N", help="tokens of each (default: %(default)s)")
+    flag(
+        "--output-len", type=_count, default=64, metavar="N", help="tokens to generate (default: %(default)s)"
+    )
+    flag(
+        "--concurrency", type=_count, default=8, metavar="N", help="computed together (default: %(default)s)"
+    )
+    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    flag("--json", action="store_true", help="print JSON, with the machine's facts")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns: 0 with the numbers on standard output, 1 where it cannot be measured, with the reason."""
+    return _run_kernels(args) if args.benchmark == "kernels" else _run_throughput(args)
+
+
+def _run_kernels(args: argparse.Namespace) -> int:
+    from octavo.bench.kernels import PARTS, KernelPlan, measure_kernels, print_report
+
+    chosen: dict[str, Any] = {
+        name: getattr(args, name) for name in ("types", "rows", "threads", "instruction_set")
+    }
+    plan = KernelPlan(
+        parts=(args.only,) if args.only else PARTS,
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+    if args.with_1b:
+        plan = plan.with_one_billion()
+    if args.quick:
+        plan = plan.quick()
+    if args.repeats is not None:
+        plan = plan.repeated(args.repeats)
+    try:
+        with _Progress() as progress:
+            report = measure_kernels(plan, progress.say)
+    except ValueError as error:
+        return _refuse(str(error))
+    if args.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False))
+    return 0
+
+
+def _run_throughput(args: argparse.Namespace) -> int:
+    from octavo.bench.throughput import Workload, measure_throughput, print_report
+    from octavo.engine.memory import MemoryRefused
+    from octavo.engine.request import RequestRefused
+    from octavo.model.gguf import ModelFileError
+
+    workload = Workload(
+        num_prompts=args.num_prompts,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        concurrency=args.concurrency,
+        seed=args.seed,
+    )
+    try:
+        with _Progress() as progress:
+            report = measure_throughput(args.model, workload, threads=args.threads, say=progress.say)
+    except (ModelFileError, MemoryRefused, RequestRefused, ValueError) as error:
+        return _refuse(str(error))
+    if args.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False))
+    return 0
+
+
+class _Progress:
+    """What is being measured, on one line of a terminal; silent elsewhere."""
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line("")
+
+    def say(self, text: str) -> None:
+        self._line(f"measuring {text} ...")
+
+    def _line(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"octavo: error: {sentence}", file=sys.stderr)
+    return 1
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
