@@ -84,6 +84,7 @@ class _Answer:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(params.stop)
+        self._min_tokens = params.min_tokens
         self._text: list[str] = []
 
     def receive(self) -> None:
@@ -95,11 +96,14 @@ class _Answer:
         output = self.output
         for position, token_id in enumerate(delta.token_ids):
             output.token_ids.append(token_id)
+            num_tokens = len(output.token_ids)
             if output.logprobs is not None:
                 self._add_logprobs(delta.logprobs[position])
             if position == len(delta.text_token_ids):
                 break  # the token that ended the stream has no text in the answer
-            self._text.append(self._stops.push(self._detokenizer.add([token_id])))
+            text = self._detokenizer.add([token_id])
+            # What came by min_tokens can be no part of a stop string.
+            self._text.append(text if num_tokens <= self._min_tokens else self._stops.push(text))
             if self._stops.matched is not None:
                 self.generation.cancel(reason="stop")
                 self._end("stop", self._stops.matched)

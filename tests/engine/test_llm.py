@@ -85,6 +85,16 @@ def test_a_stop_string_cuts_the_text_at_the_same_place_however_tokens_arrive(llm
     wait_until(lambda: llm.engine.num_open == 0)
 
 
+def test_a_stop_string_within_min_tokens_is_ordinary_text(llm: LLM) -> None:
+    (whole,) = llm.generate("the user", GREEDY)
+    early = llm.tokenizer.decode(whole.outputs[0].token_ids[2:4])
+    params = SamplingParams(temperature=0.0, max_tokens=6, min_tokens=6, ignore_eos=True, stop=(early,))
+    (result,) = llm.generate("the user", params)
+    assert result.outputs[0].token_ids == whole.outputs[0].token_ids[:6]
+    assert result.outputs[0].text == llm.tokenizer.decode(whole.outputs[0].token_ids[:6])
+    assert early in result.outputs[0].text
+
+
 def test_a_stop_token_is_reported_and_not_shown(llm: LLM) -> None:
     (whole,) = llm.generate("the user", GREEDY)
     token_ids = whole.outputs[0].token_ids

@@ -113,6 +113,7 @@ def test_a_longest_request_beyond_the_models_context_is_refused() -> None:
         ("kv_cache_memory", 0),
         ("num_blocks_override", 0),
         ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
         ("max_num_batched_tokens", 63),
         ("stall_timeout", 0.0),
     ],

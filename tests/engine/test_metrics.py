@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -131,3 +132,20 @@ def test_one_line_a_finished_request_and_no_content(caplog: pytest.LogCaptureFix
         lines[0],
     )
     assert "777" not in lines[0]
+
+
+def test_a_scrape_never_trips_over_a_request_that_comes_or_goes() -> None:
+    """Scrapes run in another thread than the scheduler whose queues they count."""
+    interval = sys.getswitchinterval()
+    with running_engine(num_blocks_override=64) as engine:
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(10):
+                generations = [engine.submit([i + 1] * 5, params(1 + i % 7)) for i in range(64)]
+                while engine.num_open:
+                    for _ in range(50):
+                        assert 0 <= engine.num_running <= 64
+                    scrape(engine)
+                read_all(generations)
+        finally:
+            sys.setswitchinterval(interval)

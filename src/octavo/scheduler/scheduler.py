@@ -83,7 +83,8 @@ class Scheduler:
     @property
     def num_paused(self) -> int:
         """Admitted sequences that wait for blocks."""
-        return sum(sequence.status is SequenceStatus.PAUSED for sequence in self._running)
+        # Copied in one go: metrics are read in another thread than the one that admits and finishes.
+        return sum(sequence.status is SequenceStatus.PAUSED for sequence in list(self._running))
 
     @property
     def has_work(self) -> bool:
