@@ -29,6 +29,7 @@ class Silent:
         """Nobody listens."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
+        assert stage == "downloading"
         assert 0 <= done <= total
 
 
