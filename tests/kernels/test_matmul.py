@@ -1,0 +1,222 @@
+"""Packed weights times rows of activations: within bounds of float64, and bytes that never change."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.paged_kv import EPSILON, same_bytes
+from kernels.weights import FLOAT_TYPES, GROUP, QUANTIZED_TYPES, TYPES, Floats, random_matrix
+from octavo.kernels import Matrix, ThreadPool, available_instruction_sets
+from octavo.kernels._native import matmul
+
+Doubles = npt.NDArray[np.float64]
+
+SMALLEST_NORMAL = 2.0**-126
+
+
+def activations(rows: int, columns: int, seed: int = 0) -> Floats:
+    """Rows as networks have them: some outliers, some much smaller rows."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, columns)) * np.exp(random.normal(0.0, 2.0, (rows, 1)))
+    return (x * np.where(random.random((rows, columns)) < 0.01, 30.0, 1.0)).astype(np.float32)
+
+
+def product(x: Floats, matrix: Matrix, *, threads: int = 1, instruction_set: str = "") -> Floats:
+    return matmul(ThreadPool(threads), matrix, x, instruction_set)
+
+
+def quantized_activations(x: Floats) -> Doubles:
+    """What the specification makes of rows: groups of 32 share amax / 127, codes round to nearest even."""
+    groups = x.reshape(len(x), -1, GROUP)
+    amax = np.abs(groups).max(axis=2, keepdims=True)
+    usable = amax >= np.float32(SMALLEST_NORMAL * 127.0)
+    safe = np.where(usable, amax, np.float32(1.0))
+    codes = np.where(usable, np.rint(groups * (np.float32(127.0) / safe)), np.float32(0.0))
+    scales = np.where(usable, safe / np.float32(127.0), np.float32(0.0))
+    coded: Doubles = (codes.astype(np.float64) * scales).reshape(x.shape)
+    return coded
+
+
+def error_bound(x: Doubles, weights: Floats, operations: int) -> Doubles:
+    """Of a sum of products in float32 (Higham 2002, section 3.1); subnormal products count as zero."""
+    size = np.abs(x) @ np.abs(weights.astype(np.float64)).T
+    return operations * EPSILON * size + x.shape[1] * SMALLEST_NORMAL
+
+
+SHAPES = [(8, 32), (1, 64), (9, 96), (63, 576), (200, 1536)]
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize(("out", "columns"), SHAPES)
+def test_quantised_weights_differ_from_float64_by_accumulation_only(
+    coding: str, out: int, columns: int
+) -> None:
+    """The reference takes the dequantised weights and the activations as the specification codes them."""
+    matrix = random_matrix(coding, out, columns, seed=out)
+    x = activations(37, columns)
+    coded, weights = quantized_activations(x), matrix.dequantize()
+
+    error = np.abs(product(x, matrix) - coded @ weights.astype(np.float64).T)
+
+    # Integer sums are exact. A group costs two roundings of its scales and one or two of its sum. Q4_1's
+    # products of scale and minimum may cancel, so they are bounded apart.
+    groups = columns // GROUP
+    parts = np.abs(weights.astype(np.float64)) + (2.0 * np.abs(weights).max() if coding != "Q8_0" else 0.0)
+    bound = (2 * groups + 6) * EPSILON * (np.abs(coded) @ parts.T) + columns * SMALLEST_NORMAL
+    assert (error <= bound).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize(("out", "columns"), SHAPES)
+def test_quantised_weights_differ_from_unrounded_activations_by_half_a_code(
+    coding: str, out: int, columns: int
+) -> None:
+    """An activation is off by at most half a code: amax / 254 of its group."""
+    matrix = random_matrix(coding, out, columns, seed=out)
+    x, weights = activations(37, columns), matrix.dequantize().astype(np.float64)
+
+    error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
+
+    half_code = np.abs(x.reshape(len(x), -1, GROUP)).max(axis=2) / 254.0 * (1.0 + 1e-4)
+    sums = np.abs(weights).reshape(out, -1, GROUP).sum(axis=2)
+    assert (error <= half_code @ sums.T * (1.0 + 1e-3)).all()
+
+
+@pytest.mark.parametrize("coding", FLOAT_TYPES)
+@pytest.mark.parametrize(("out", "columns"), [*SHAPES, (1, 1), (7, 3), (20, 37), (17, 101)])
+def test_float_weights_are_close_to_float64(coding: str, out: int, columns: int) -> None:
+    matrix = random_matrix(coding, out, columns, seed=out)
+    x, weights = activations(37, columns), matrix.dequantize()
+    error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.astype(np.float64).T)
+    assert (error <= error_bound(x.astype(np.float64), weights, columns + 1)).all()
+
+
+@pytest.mark.parametrize("coding", FLOAT_TYPES)
+def test_float_weights_are_one_chain_of_fused_multiply_adds(coding: str) -> None:
+    """Two products whose rounded sum is nothing, but whose exact difference is not."""
+    matrix = random_matrix(coding, 9, 2, seed=3)
+    w = matrix.dequantize().astype(np.float64)
+    x = np.array([[1.0 + 2.0**-20, 1.0 - 2.0**-19]], dtype=np.float32)
+    first = (x[0, 0] * w[:, 0]).astype(np.float32)
+    expected = (first.astype(np.float64) + x[0, 1].astype(np.float64) * w[:, 1]).astype(np.float32)
+    assert same_bytes(product(x, matrix)[0], expected)
+
+
+# --- The same bytes
+
+
+@pytest.mark.parametrize("coding", TYPES)
+def test_any_number_of_rows_gives_the_same_bytes(coding: str) -> None:
+    matrix = random_matrix(coding, 43, 96)
+    x = activations(300, 96)
+    whole = product(x, matrix, threads=2)
+    pool = ThreadPool(1)
+    for rows in range(1, 301):
+        assert same_bytes(matmul(pool, matrix, x[:rows]), whole[:rows]), rows
+    for row in range(300):
+        assert same_bytes(matmul(pool, matrix, x[row : row + 1])[0], whole[row]), row
+
+
+@given(
+    coding=st.sampled_from(TYPES),
+    rows=st.integers(1, 20),
+    out=st.integers(1, 150),
+    groups=st.integers(1, 9),
+    seed=st.integers(0, 2**32 - 1),
+    exponent=st.integers(-38, 30),
+)
+@settings(max_examples=80)
+def test_threads_and_instructions_change_no_byte(
+    coding: str, rows: int, out: int, groups: int, seed: int, exponent: int
+) -> None:
+    """Down to where products are flushed to zero and up to where sums are infinite."""
+    matrix = random_matrix(coding, out, groups * GROUP, seed=seed)
+    with np.errstate(over="ignore", under="ignore"):
+        x = (activations(rows, groups * GROUP, seed) * 10.0**exponent).astype(np.float32)
+    expected = product(x, matrix)
+    for threads in (2, 3):
+        assert same_bytes(product(x, matrix, threads=threads), expected)
+    for name in available_instruction_sets():
+        assert same_bytes(product(x, matrix, instruction_set=name), expected), name
+
+
+@pytest.mark.parametrize("coding", TYPES)
+@pytest.mark.parametrize("columns", [576, 1536])
+def test_sizes_of_a_real_layer_are_the_same_on_every_path(coding: str, columns: int) -> None:
+    matrix = random_matrix(coding, 192, columns, seed=columns)
+    x = activations(9, columns)
+    first, *others = available_instruction_sets()
+    for name in others:
+        assert same_bytes(product(x, matrix, instruction_set=name), product(x, matrix, instruction_set=first))
+
+
+# --- Rows that are not ordinary
+
+
+@pytest.mark.parametrize("coding", TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+def test_rows_of_zeros_give_zeros(coding: str, instruction_set: str) -> None:
+    matrix = random_matrix(coding, 21, 64)
+    x = np.zeros((5, 64), dtype=np.float32)
+    x[3] = -0.0
+    assert (product(x, matrix, instruction_set=instruction_set) == 0.0).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1.1e-38, 1.4e-36])
+def test_rows_too_small_for_a_scale_give_zeros(coding: str, instruction_set: str, size: float) -> None:
+    """amax subnormal, or so small that amax / 127 would be."""
+    matrix = random_matrix(coding, 21, 64)
+    x = np.full((5, 64), size, dtype=np.float32)
+    assert (product(x, matrix, instruction_set=instruction_set) == 0.0).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize("size", [1e-32, 1e-20, 1e20, 1e34])
+def test_extreme_rows_stay_within_half_a_code(coding: str, size: float) -> None:
+    matrix = random_matrix(coding, 21, 64, spread=0.01)
+    x = np.random.default_rng(0).uniform(-size, size, (5, 64)).astype(np.float32)
+    weights = matrix.dequantize().astype(np.float64)
+    error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
+    assert (error <= size / 250.0 * np.abs(weights).sum(axis=1) + 64 * SMALLEST_NORMAL).all()
+
+
+@pytest.mark.parametrize("coding", TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [1, 4, 7, 9])
+def test_a_row_that_is_not_finite_fails_alone(
+    coding: str, instruction_set: str, value: float, rows: int
+) -> None:
+    matrix = random_matrix(coding, 21, 64)
+    x = activations(rows, 64)
+    clean = product(x, matrix, instruction_set=instruction_set)
+    for bad in range(rows):
+        spoiled = x.copy()
+        spoiled[bad, 40] = value
+        out = product(spoiled, matrix, instruction_set=instruction_set)
+        # Float weights of zero times infinity aside, none of the row's outputs is a number.
+        assert not np.isfinite(out[bad]).any()
+        keep = np.arange(rows) != bad
+        assert same_bytes(out[keep], clean[keep])
+
+
+def test_rows_that_do_not_fit_are_refused_with_both_numbers() -> None:
+    matrix = random_matrix("Q8_0", 8, 64)
+    with pytest.raises(ValueError, match=r"rows of 32 .* over 64"):
+        product(np.zeros((2, 32), dtype=np.float32), matrix)
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are() -> None:
+    matrix = random_matrix("Q8_0", 8, 64)
+    with pytest.raises(ValueError, match=r"'avx1024' cannot run.*portable"):
+        product(np.zeros((2, 64), dtype=np.float32), matrix, instruction_set="avx1024")
+
+
+def test_no_rows_are_no_work() -> None:
+    assert product(np.zeros((0, 64), dtype=np.float32), random_matrix("Q4_0", 8, 64)).shape == (0, 8)
