@@ -1,0 +1,107 @@
+"""T25: clients that vanish while running, prefilling or waiting give back only what is theirs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from clients.server_process import ServerProcess, together, wait_until
+
+PROMPT = "Tell me about the sea and its people."
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path) -> Iterator[ServerProcess]:
+    """At most three are computed at once, so that a fourth waits."""
+    arguments = ("--served-model-name", "smollm2", "--kv-cache-memory", "128MiB", "--max-num-seqs", "3")
+    with ServerProcess(smollm2_path, *arguments) as server:
+        yield server
+
+
+class RawClient:
+    """A request on a bare socket, so that the test decides how it ends."""
+
+    def __init__(self, server: ServerProcess, body: dict[str, object]) -> None:
+        address = urlsplit(server.url)
+        assert address.hostname is not None
+        self.socket = socket.create_connection((address.hostname, address.port or 80))
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        self.socket.sendall(head.encode() + content)
+
+    def read_some(self) -> None:
+        """Wait for the first text."""
+        self.socket.settimeout(60)
+        seen = b""
+        while b'"text"' not in seen:
+            seen += self.socket.recv(4096)
+
+    def vanish(self, *, abruptly: bool) -> None:
+        if abruptly:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self.socket.close()
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_clients_that_vanish_give_back_their_own_and_nothing_else(
+    server: ServerProcess, streaming: bool, abruptly: bool
+) -> None:
+    staying = {"prompt": PROMPT, "max_tokens": 80, "temperature": 0.8, "seed": 5, "ignore_eos": True}
+    solo = httpx.post(f"{server.url}/v1/completions", json=staying, timeout=60).json()["choices"][0]["text"]
+    heard: list[str] = []
+    done = threading.Event()
+
+    def stay() -> None:
+        # The same prompt as the one that vanishes: what they share must survive.
+        answer = httpx.post(f"{server.url}/v1/completions", json=staying, timeout=60).json()
+        heard.append(answer["choices"][0]["text"])
+        done.set()
+
+    endless = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": streaming}
+    document = {
+        "prompt": [1000 + number % 40_000 for number in range(4000)],
+        "max_tokens": 5,
+        "stream": streaming,
+    }
+    aborts = server.metric("request_success_total")
+    with together(stay):
+        wait_until(lambda: server.metric("num_requests_running") == 1 or done.is_set())
+        running = RawClient(server, endless)
+        if streaming:
+            running.read_some()
+        prefilling = RawClient(server, document)
+        wait_until(lambda: server.metric("num_requests_running") == 3)
+        waiting = RawClient(server, endless)
+        wait_until(lambda: server.metric("num_requests_waiting") == 1)
+        for client in (waiting, prefilling, running):
+            client.vanish(abruptly=abruptly)
+        wait_until(lambda: server.metric("num_requests_running") <= 1)
+        assert server.metric("num_requests_waiting") == 0
+        assert not done.is_set(), "the one who stays should still be at it, or this shows nothing"
+    assert heard == [solo]
+    assert server.metric("kv_blocks_used") == 0
+    assert server.metric("request_success_total") - aborts == 4
+
+
+def test_a_client_that_does_not_read_is_held_and_loses_nothing(server: ServerProcess) -> None:
+    lazy = RawClient(
+        server, {"prompt": PROMPT, "max_tokens": 600, "ignore_eos": True, "stream": True, "seed": 1}
+    )
+    lazy.read_some()
+    answer = httpx.post(
+        f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 10, "seed": 2}, timeout=60
+    )
+    assert answer.status_code == 200
+    seen = b""
+    while b"[DONE]" not in seen:
+        seen += lazy.socket.recv(65536)
+    lazy.vanish(abruptly=False)
+    assert server.metric("kv_blocks_used") == 0

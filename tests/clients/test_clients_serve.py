@@ -1,0 +1,224 @@
+"""`octavo serve` as a command: what it prints, how it refuses to start, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from clients.server_process import ServerProcess, wait_until
+
+
+def _serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A start that should fail by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "octavo.cli.main", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def _refused(result: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
+    """The one sentence on standard error."""
+    assert result.returncode == code, result
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("octavo: error: ")
+    return lines[0]
+
+
+def test_it_prints_the_arithmetic_and_how_to_talk_to_it(tiny: ServerProcess) -> None:
+    said = "\n".join(tiny.output)
+    for word in (
+        "weights",
+        "buffers",
+        "a token",
+        "pool",
+        "longest request  256 tokens",
+        "curl",
+        tiny.url,
+        "'tiny'",
+    ):
+        assert word in said
+    curl = next(line for line in tiny.output if "curl" in line).partition("curl")[2]
+    answer = subprocess.run(
+        ["bash", "-c", f"curl -s {curl}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert '"chat.completion"' in answer.stdout
+
+
+def test_a_port_in_use_is_one_sentence_before_any_loading(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        missing = tmp_path / "never-read.gguf"
+        sentence = _refused(_serve(str(missing), "--port", str(port)))
+    assert f"port {port}" in sentence
+    assert "in use" in sentence
+
+
+def _truncated(model: bytes) -> bytes:
+    return model[: len(model) * 2 // 3]
+
+
+def _renamed(model: bytes) -> bytes:
+    name = b"general.architecture" + struct.pack("<I", 8)
+    llama, wombat = (struct.pack("<Q", len(word)) + word for word in (b"llama", b"wombat"))
+    assert name + llama in model
+    return model.replace(name + llama, name + wombat)
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda _: b"", "empty"),
+        (lambda model: b"GGML" + model[4:], "GGUF"),
+        (_truncated, ""),
+        (_renamed, "wombat"),
+        (lambda _: os.urandom(4096), "GGUF"),
+    ],
+    ids=["empty", "wrong magic", "cut short", "unsupported architecture", "noise"],
+)
+def test_a_file_that_cannot_be_served_is_one_sentence_naming_file_and_fault(
+    tiny_model_path: Path, tmp_path: Path, damage: Callable[[bytes], bytes], word: str
+) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(damage(tiny_model_path.read_bytes()))
+    sentence = _refused(_serve(str(path), "--port", "0"))
+    assert "damaged.gguf" in sentence
+    assert word in sentence
+
+
+def test_names_and_paths_that_lead_nowhere_are_one_sentence(tmp_path: Path) -> None:
+    for model in ("no-such-model", str(tmp_path / "none.gguf"), str(tmp_path)):
+        assert Path(model).name in _refused(_serve(model, "--port", "0"))
+
+
+def test_a_pool_shorter_than_the_context_is_said_and_strict_refuses_it(tiny_model_path: Path) -> None:
+    small = ("--kv-cache-memory", "64KiB", "--block-size", "8")
+    sentence = _refused(_serve(str(tiny_model_path), "--port", "0", "--strict", *small))
+    assert "2,048" in sentence
+    with ServerProcess(tiny_model_path, *small) as server:
+        note = next(line for line in server.output if line.startswith("note:"))
+        blocks = server.metric("kv_blocks_total")
+        assert f"{blocks * 8:,.0f} tokens" in note
+        assert note.removeprefix("note: ") in sentence
+    with ServerProcess(tiny_model_path, "--strict", "--max-model-len", "64", *small) as server:
+        assert not [line for line in server.output if line.startswith("note:")]
+
+
+def test_more_memory_than_there_is_is_refused_with_both_numbers(tiny_model_path: Path) -> None:
+    sentence = _refused(_serve(str(tiny_model_path), "--port", "0", "--kv-cache-memory", "4096TiB"))
+    assert "need" in sentence
+    assert "available" in sentence
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PORT", "web"),
+        ("BLOCK_SIZE", "7"),
+        ("KV_CACHE_MEMORY", "lots"),
+        ("STRICT", "perhaps"),
+        ("MAX_NUM_SEQS", "0"),
+    ],
+)
+def test_a_wrong_variable_is_named(tiny_model_path: Path, variable: str, value: str) -> None:
+    sentence = _refused(_serve(str(tiny_model_path), **{f"OCTAVO_{variable}": value}), code=2)
+    assert f"OCTAVO_{variable}" in sentence
+    assert value in sentence
+
+
+def test_flags_come_from_the_environment_and_the_command_line_wins(tiny_model_path: Path) -> None:
+    environment = {
+        "OCTAVO_MODEL": str(tiny_model_path),
+        "OCTAVO_PORT": "1",
+        "OCTAVO_SERVED_MODEL_NAME": "from-environment",
+        "OCTAVO_MAX_MODEL_LEN": "99",
+        "OCTAVO_KV_CACHE_MEMORY": "1MiB",
+        "OCTAVO_ENABLE_PREFIX_CACHING": "no",
+        "OCTAVO_API_KEY": "sesame",
+    }
+    with ServerProcess(tiny_model_path, "--max-model-len", "77", environment=environment) as server:
+        with pytest.raises(openai.AuthenticationError):
+            server.openai().models.list()
+        client = server.openai(api_key="sesame")
+        (model,) = client.models.list().data
+        assert model.id == "from-environment"
+        assert model.model_dump()["max_model_len"] == 77
+        prompt = [5] * 40
+        for _ in range(2):
+            answer = client.completions.create(model=model.id, prompt=prompt, max_tokens=1)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_short_requests_finish_and_ends_with_0(tiny_model_path: Path, number: int) -> None:
+    with ServerProcess(tiny_model_path, "--kv-cache-memory", "4MiB") as server:
+        body = {"prompt": "the", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(number)
+            assert "data: [DONE]" in list(lines)
+        assert server.process.wait(20) == 0
+
+
+def test_what_does_not_finish_in_time_is_told_so(smollm2_path: Path) -> None:
+    with ServerProcess(smollm2_path, "--kv-cache-memory", "256MiB") as server:
+        body = {"prompt": "the", "max_tokens": 8000, "ignore_eos": True}
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=60
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert '"code":"shutting_down"' in last
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_ends_at_once(smollm2_path: Path) -> None:
+    server = ServerProcess(smollm2_path, "--kv-cache-memory", "256MiB")
+    body = {"prompt": "the", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        asked = time.monotonic()
+        assert server.end(signal.SIGINT) == 128 + signal.SIGINT
+        assert time.monotonic() - asked < 1
+
+
+def test_an_idle_server_uses_no_processor_and_keeps_its_cache(tiny: ServerProcess) -> None:
+    body = {"prompt": [7] * 64, "max_tokens": 1}
+    httpx.post(f"{tiny.url}/v1/completions", json=body)
+    wait_until(lambda: tiny.metric("num_requests_running") == 0)
+    time.sleep(2)  # the audit of an idle engine comes after a second
+    before = tiny.cpu_seconds()
+    time.sleep(4)
+    assert tiny.cpu_seconds() - before <= 0.04, "more than 1 % of a core"
+    again = httpx.post(f"{tiny.url}/v1/completions", json=body).json()
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+def test_it_is_ready_within_two_seconds_of_processor_time(smollm2_path: Path) -> None:
+    # Wall time is what the README quotes; a test on a shared machine can only hold the work that is done.
+    with ServerProcess(smollm2_path, "--kv-cache-memory", "64MiB") as server:
+        assert server.cpu_seconds() < 2
+        assert server.started_in < 30
