@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -113,6 +114,23 @@ def test_a_client_that_leaves_ends_its_generations_at_once(
     connection.close()
     _wait_until(lambda: all(generation.cancelled == ["abort"] for generation in engine.generations))
     assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("log_content", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_log_holds_what_was_said_only_if_asked_to(
+    scripted: Scripted,
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+    log_content: bool,
+    streaming: bool,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client, _ = scripted(deltas(tokenizer.encode("the other")), log_content=log_content)
+    answer = client.post("/v1/chat/completions", json=CHAT | {"stream": streaming})
+    assert answer.status_code == 200
+    assert ("the user" in caplog.text) == log_content
+    assert ("the other" in caplog.text) == log_content
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -57,7 +57,7 @@ def create_app(
     """The ASGI application over one started engine. It owns nothing: whoever made the engine closes it.
 
     api_key: asked for as a Bearer token on every route but /health; None asks for none.
-    log_content: let tracebacks in the log quote exceptions, which may quote requests.
+    log_content: let the log hold prompts, answers, and exceptions that may quote them.
     """
     served = ServedModel(model_id, engine, tokenizer, chat_template)
     unknown_fields = UnknownFields()

@@ -2,7 +2,7 @@
 
 Whatever goes wrong on the way of a request ends here, so that a client needs one parser: mistakes in the
 request (400, 401, 404, 405, 413), refusals by the engine (400, 503) and faults of our own (500). Messages
-carry the numbers that decided; a 500 carries nothing but its request's id, because its cause may quote
+carry the numbers that decided; a fault of ours tells the client nothing more, because its cause may quote
 somebody's text.
 """
 

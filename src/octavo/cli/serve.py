@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
+logger = logging.getLogger("octavo.serve")
+
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -164,47 +166,31 @@ class CannotServe(Exception):
 
 
 class Loaded:
-    """A model, its text side and an engine over it. Closes both when left."""
+    """A model, its text side and an engine over it. Closes engine and model when left.
 
-    model: Model
-    engine: Engine
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    shortfall: how the pool is shorter than what could be asked, in a sentence; None where it is not.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Raises ModelFileError, CannotServe."""
-        from octavo.engine.engine import Engine, EngineConfig
-        from octavo.engine.memory import MemoryRefused
         from octavo.model.catalog import resolve_model
-        from octavo.model.model import Model
         from octavo.text.chat_template import ChatTemplate, ChatTemplateError
         from octavo.text.tokenizer import Tokenizer
 
         self.name: str = args.served_model_name or Path(args.model).name.removesuffix(".gguf")
-        self.model = Model.load(resolve_model(args.model), num_threads=args.threads)
+        self.model = _load_model(resolve_model(args.model), args.threads)
         try:
             self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
+            self.chat_template: ChatTemplate | None = None
             try:
                 self.chat_template = ChatTemplate.from_gguf(self.model.metadata)
             except ChatTemplateError as error:
-                logging.getLogger("octavo.serve").warning("serving completions only: %s", error)
-                self.chat_template = None
-            settings = {
-                name: getattr(args, name)
-                for name in ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
-                if getattr(args, name) is not None
-            }
-            config = EngineConfig(
-                block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching, **settings
-            )
-            self.engine = Engine(self.model, self.tokenizer, config, model_name=self.name)
+                logger.warning("serving completions only: %s", error)
+            self.engine = _make_engine(args, self.model, self.tokenizer, self.name)
             self.shortfall = _shortfall(self.engine.memory)
-            if self.shortfall and args.strict:
+            if self.shortfall is not None and args.strict:
                 self.engine.close()
-                raise CannotServe(f"{self.shortfall} (--strict)")
-        except (MemoryRefused, ValueError) as error:
-            self.model.close()
-            raise CannotServe(str(error)) from error
+                raise CannotServe(self.shortfall)
         except BaseException:
             self.model.close()
             raise
@@ -215,6 +201,34 @@ class Loaded:
     def __exit__(self, *_: object) -> None:
         self.engine.close()
         self.model.close()
+
+
+def _load_model(path: Path, num_threads: int | None) -> Model:
+    from octavo.model.model import Model
+
+    try:
+        return Model.load(path, num_threads=num_threads)
+    except (ValueError, OSError) as error:
+        raise CannotServe(str(error)) from error
+
+
+def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, name: str) -> Engine:
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.engine import Engine
+    from octavo.engine.memory import MemoryRefused
+
+    given = {
+        field: getattr(args, field)
+        for field in ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
+        if getattr(args, field) is not None
+    }
+    try:
+        config = EngineConfig(
+            block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching, **given
+        )
+        return Engine(model, tokenizer, config, model_name=name)
+    except (MemoryRefused, ValueError) as error:
+        raise CannotServe(str(error)) from error
 
 
 def _shortfall(memory: MemoryPlan) -> str | None:

@@ -8,8 +8,10 @@ the request.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,6 +27,8 @@ from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
 from octavo.engine.request import RequestRefused
 from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
+
+logger = logging.getLogger("octavo.api")
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's word for an answer that nobody waits for; it only shows in logs."""
@@ -54,6 +58,7 @@ class Answer:
         self._served = served
         self._prompts = prompts
         self._log_content = log_content
+        self._request_id = ""
         self._choices: list[ChoiceStream] = []
 
     def submit(
@@ -80,6 +85,11 @@ class Answer:
                 f"the limit is {MAX_CHOICES}.",
                 param="n" if params.n > 1 else prompt_param,
             )
+        self._request_id = request_id
+        if self._log_content:
+            for token_ids in self._prompts:
+                text = self._served.tokenizer.decode(token_ids, skip_special=False)
+                logger.info("request %s asked %r", request_id, text)
         try:
             for index in range(count):
                 prompt, choice_index = divmod(index, params.n)
@@ -105,6 +115,8 @@ class Answer:
         if params.max_tokens is not None or default is None:
             return params
         room = self._served.longest_request - num_prompt_tokens
+        if room < 1:
+            return params  # the refusal should speak of the prompt, not of a limit nobody asked for
         return replace(params, max_tokens=max(min(default, room), params.min_tokens, 1))
 
     def cancel(self) -> None:
@@ -117,7 +129,7 @@ class Answer:
             events = self._events(shape, include_usage=body.include_usage)
             return EventStream(events, on_error=self._error_event, on_close=self.cancel)
         try:
-            whole = await until_disconnect(request.receive, collect(self._choices))
+            whole = await until_disconnect(request.receive, collect(self._pieces(), len(self._choices)))
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
@@ -129,12 +141,25 @@ class Answer:
             opening = shape.opening(choice.index)
             if opening is not None:
                 yield opening
-        async for choice, piece in merged(self._choices):
-            for chunk in shape.chunks(choice.index, piece):
-                yield chunk
+        async with aclosing(self._pieces()) as pieces:
+            async for choice, piece in pieces:
+                for chunk in shape.chunks(choice.index, piece):
+                    yield chunk
         if include_usage:
             yield shape.usage_chunk(self._usage())
         yield DONE
+
+    async def _pieces(self) -> AsyncGenerator[tuple[ChoiceStream, Piece], None]:
+        said: dict[int, list[str]] = {}
+        try:
+            async with aclosing(merged(self._choices)) as pieces:
+                async for choice, piece in pieces:
+                    if self._log_content:
+                        said.setdefault(choice.index, []).append(piece.text)
+                    yield choice, piece
+        finally:
+            for index, texts in said.items():
+                logger.info("request %s choice %d said %r", self._request_id, index, "".join(texts))
 
     def _error_event(self, error: Exception) -> bytes:
         failure = from_exception(error)

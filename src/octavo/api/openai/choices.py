@@ -135,11 +135,11 @@ class WholeChoice:
     finish_reason: str
 
 
-async def collect(choices: Sequence[ChoiceStream]) -> list[WholeChoice]:
-    """Every choice to its end, in the order of their indexes."""
-    texts: list[list[str]] = [[] for _ in choices]
-    whole = [WholeChoice(choice.index, "", [], "") for choice in choices]
-    async for choice, piece in merged(choices):
+async def collect(pieces: AsyncIterator[tuple[ChoiceStream, Piece]], count: int) -> list[WholeChoice]:
+    """All `count` choices to their end, in the order of their indexes."""
+    texts: list[list[str]] = [[] for _ in range(count)]
+    whole = [WholeChoice(index, "", [], "") for index in range(count)]
+    async for choice, piece in pieces:
         texts[choice.index].append(piece.text)
         whole[choice.index].logprobs += piece.logprobs
         whole[choice.index].finish_reason = piece.finish_reason or ""
