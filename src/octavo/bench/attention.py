@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.bench.limits import Limits
-from octavo.bench.recorded import Ints, RecordedProgram, spread_of_one
+from octavo.bench.recorded import Ints, RecordedProgram, chunks_without_kv, spread_of_one
 from octavo.kernels import Program, ThreadPool
 from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
@@ -104,6 +104,11 @@ class _Case:
     streams: int
 
     @property
+    def num_tokens(self) -> int:
+        """Computed in a step."""
+        return self.streams if self.kind == "decode" else self.context
+
+    @property
     def pairs(self) -> int:
         """Of a query token and a token it sees."""
         if self.kind == "decode":
@@ -145,10 +150,11 @@ def _measure(
         order = np.random.default_rng(num_blocks).permutation(num_blocks).astype(np.int32)
         tables = order.reshape(sets, case.streams * blocks_each)
         chunk = _chunk(case, blocks_each)
+        without = chunks_without_kv(case.num_tokens)
         turn = iter(range(repeats + 1))
         taken = spread_of_one(
             lambda: full.seconds(*chunk, tables[next(turn) % sets]),
-            lambda: empty.seconds(*_same_tokens(case)),
+            lambda: empty.seconds(*without),
             layers,
             repeats,
         )
@@ -182,14 +188,6 @@ def _chunk(case: _Case, blocks_each: int) -> tuple[Ints, Ints, Ints]:
         np.full(case.streams, 1 if decode else case.context, dtype=np.int32),
         np.arange(case.streams + 1, dtype=np.int32) * np.int32(blocks_each),
     )
-
-
-def _same_tokens(case: _Case) -> tuple[Ints, Ints, Ints, Ints]:
-    """As many tokens for the program without attention, which asks for blocks but has only one."""
-    tokens = case.streams if case.kind == "decode" else case.context
-    lengths = np.array([min(256, tokens - at) for at in range(0, tokens, 256)], dtype=np.int32)
-    zeros = np.zeros(len(lengths), dtype=np.int32)
-    return zeros, lengths, np.arange(len(lengths) + 1, dtype=np.int32), zeros
 
 
 def _fill(arena: Arena, layout: KVLayout, layers: int) -> None:

@@ -25,6 +25,7 @@ from octavo.bench.matmul import (
     MatmulShape,
     measure_matmuls,
 )
+from octavo.bench.recorded import ROW_TILE
 from octavo.kernels import ThreadPool, available_instruction_sets
 from octavo.kernels.threads import default_num_threads
 
@@ -43,6 +44,8 @@ class KernelPlan:
 
     threads, instruction_set: None fits the machine. cold_bytes: what pushes itself out of every cache when
     read in turn. read_bytes: of the array behind the read limit. most_bytes: of KV for one case.
+
+    Raises: ValueError for a weight type or a number of rows that cannot be measured.
     """
 
     threads: int | None = None
@@ -59,6 +62,13 @@ class KernelPlan:
     cold_bytes: int = field(default_factory=lambda: 4 * last_level_cache_bytes())
     read_bytes: int = field(default_factory=lambda: max(256 * _MIB, 8 * last_level_cache_bytes()))
     most_bytes: int = 512 * _MIB
+
+    def __post_init__(self) -> None:
+        for type_ in self.types:
+            matmul_bench.check_type(type_)
+        for rows in self.rows:
+            if rows > ROW_TILE:
+                raise ValueError(f"a product is measured with up to {ROW_TILE} rows, not with {rows}")
 
     def quick(self) -> KernelPlan:
         """A few seconds' worth: enough to see that a change did not make things worse."""
@@ -97,7 +107,7 @@ class KernelReport:
 
 
 def measure_kernels(plan: KernelPlan, say: Callable[[str], None] = lambda _: None) -> KernelReport:
-    """Raises: ValueError for threads, an instruction set or a weight type that cannot be had."""
+    """Raises: ValueError for threads or an instruction set that cannot be had."""
     instruction_set = plan.instruction_set or available_instruction_sets()[0]
     pool = ThreadPool(default_num_threads() if plan.threads is None else plan.threads)
     machine = Machine.now(pool.num_threads, instruction_set)

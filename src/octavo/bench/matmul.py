@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.bench.limits import Limits
-from octavo.bench.recorded import ROW_TILE, RecordedProgram, spread_of_one
+from octavo.bench.recorded import RecordedProgram, chunks_without_kv, spread_of_one
 from octavo.kernels import Matrix, Program, ThreadPool, WeightStore
 
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16")
@@ -85,15 +85,8 @@ def measure_matmuls(
     repeats: int,
     say: Callable[[str], None],
 ) -> Iterator[MatmulResult]:
-    """cold_bytes: weights that, read in turn, push each other out of every cache.
-
-    Raises: ValueError for a type or a number of rows that cannot be measured, before anything is.
-    """
-    for type_ in types:
-        check_type(type_)
-    for count in rows:
-        if count > ROW_TILE:
-            raise ValueError(f"a product is measured with up to {ROW_TILE} rows, not with {count}")
+    """rows: each at most ROW_TILE. cold_bytes: weights that, read in turn, push each other out of every
+    cache."""
     for type_ in types:
         for shape in shapes:
             say(f"{shape.model} {shape.name} {type_}")
@@ -151,8 +144,8 @@ def _measure(
 
     full = RecordedProgram(pool, instruction_set, shape.in_features, record)
     full.bind_nothing()
-    chunk = _one_chunk(rows)
-    taken = spread_of_one(lambda: full.seconds(*chunk), lambda: empty.seconds(*chunk), copies, repeats)
+    chunks = chunks_without_kv(rows)
+    taken = spread_of_one(lambda: full.seconds(*chunks), lambda: empty.seconds(*chunks), copies, repeats)
     peak, peak_gops = ("fp32", limits.fp32_gflops) if weights.type == "F16" else ("int8", limits.int8_gops)
     gops = operations / taken.median / 1e9
     gbs = weights.nbytes / taken.median / 1e9
@@ -173,19 +166,6 @@ def _measure(
         peak=peak,
         percent_of_peak=100 * gops / peak_gops,
         percent_of_read=100 * gbs / limits.read_gbs,
-    )
-
-
-def _one_chunk(
-    rows: int,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """A step of `rows` tokens of one sequence, in the one block there is."""
-    start, length, offsets, table = ([0], [rows], [0, 1], [0])
-    return (
-        np.array(start, dtype=np.int32),
-        np.array(length, dtype=np.int32),
-        np.array(offsets, dtype=np.int32),
-        np.array(table, dtype=np.int32),
     )
 
 

@@ -18,6 +18,7 @@ from octavo.kernels import Matrix, Program, ThreadPool, WeightStore
 
 ROW_TILE = 256
 _VOCABULARY = 8
+_BLOCK = 64
 
 Ints = npt.NDArray[np.int32]
 
@@ -56,9 +57,9 @@ class RecordedProgram:
         self._program.bind(address, extent_bytes, num_blocks, block_size)
 
     def bind_nothing(self) -> None:
-        """For programs without attention: one block that nobody reads."""
+        """For programs without attention, over `chunks_without_kv`: one block that nobody reads."""
         self._own_arena = np.zeros(1, dtype=np.uint8)
-        self._program.bind(self._own_arena.ctypes.data, 1, 1, ROW_TILE)
+        self._program.bind(self._own_arena.ctypes.data, 1, 1, _BLOCK)
 
     def seconds(self, chunk_starts: Ints, chunk_lens: Ints, offsets: Ints, tables: Ints) -> float:
         """Wall seconds of one step over these chunks."""
@@ -67,6 +68,13 @@ class RecordedProgram:
         begin = time.perf_counter()
         self._program.step(token_ids, chunk_starts, chunk_lens, offsets, tables, samplers)
         return time.perf_counter() - begin
+
+
+def chunks_without_kv(num_tokens: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """chunk_starts, chunk_lens, block_table_offsets and block_tables of tokens that all share one block."""
+    lengths = np.array([min(_BLOCK, num_tokens - at) for at in range(0, num_tokens, _BLOCK)], dtype=np.int32)
+    zeros = np.zeros(len(lengths), dtype=np.int32)
+    return zeros, lengths, np.arange(len(lengths) + 1, dtype=np.int32), zeros
 
 
 def spread_of_one(

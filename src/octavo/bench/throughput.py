@@ -78,13 +78,18 @@ def measure_throughput(
     *,
     threads: int | None = None,
     say: Callable[[str], None] = lambda _: None,
+    **engine_config: Any,
 ) -> ThroughputReport:
-    """Raises: ModelFileError for the file, MemoryRefused, RequestRefused where a prompt can never fit."""
+    """engine_config: further fields of EngineConfig.
+
+    Raises: ModelFileError for the file, MemoryRefused, RequestRefused where a prompt can never fit.
+    """
     with LLM(
         model,
         threads=threads,
         max_num_seqs=workload.concurrency,
         max_num_batched_tokens=max(256, workload.concurrency),
+        **engine_config,
     ) as llm:
         machine = Machine.now(llm.model.num_threads, llm.model.instruction_set)
         params = SamplingParams(temperature=0.0, max_tokens=workload.output_len, ignore_eos=True)

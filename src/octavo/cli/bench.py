@@ -70,17 +70,17 @@ def _run_kernels(args: argparse.Namespace) -> int:
     chosen: dict[str, Any] = {
         name: getattr(args, name) for name in ("types", "rows", "threads", "instruction_set")
     }
-    plan = KernelPlan(
-        parts=(args.only,) if args.only else PARTS,
-        **{name: value for name, value in chosen.items() if value is not None},
-    )
-    if args.with_1b:
-        plan = plan.with_one_billion()
-    if args.quick:
-        plan = plan.quick()
-    if args.repeats is not None:
-        plan = plan.repeated(args.repeats)
     try:
+        plan = KernelPlan(
+            parts=(args.only,) if args.only else PARTS,
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+        if args.with_1b:
+            plan = plan.with_one_billion()
+        if args.quick:
+            plan = plan.quick()
+        if args.repeats is not None:
+            plan = plan.repeated(args.repeats)
         with _Progress() as progress:
             report = measure_kernels(plan, progress.say)
     except ValueError as error:
