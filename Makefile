@@ -18,7 +18,7 @@ BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Errors are shown, chatter is not.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
 
-.PHONY: serve test test-all check format build clean help
+.PHONY: serve test test-all bench check format build clean help
 
 serve: build  ## Set up, fetch the default model and serve it on 127.0.0.1:8000 (MODEL=, ARGS=)
 	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
@@ -29,6 +29,11 @@ test: $(DONE)/native $(DONE)/dev  ## Set up and run every test but the slow ones
 
 test-all: $(DONE)/native $(DONE)/dev  ## Every test, the slow ones too (ARGS=)
 	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+bench: build  ## Measure beside llama.cpp, then start-up and idleness; takes minutes (MODEL=, ARGS=)
+	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
+	$(BIN)/python benchmarks/versus_llamacpp.py --model "$(MODEL)" $(ARGS)
+	$(BIN)/python benchmarks/idle_and_start.py --model "$(MODEL)"
 
 check: $(DONE)/dev  ## ruff, ruff format, mypy --strict, clang-format
 	$(BIN)/ruff check .
