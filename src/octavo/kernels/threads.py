@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -30,22 +31,29 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
-            folder = root / path.lstrip("/")
-            for group in (folder, *folder.parents):
-                quotas += _quota_v2(group / "cpu.max")
-                if group == root:
-                    break
+            for group in _with_ancestors(root, path):
+                quotas += _quota_v2(group)
         elif "cpu" in controllers.split(","):  # version 1
-            quotas += _quota_v1(root / "cpu" / path.lstrip("/")) or _quota_v1(root / "cpu")
+            for group in _with_ancestors(root / "cpu", path):
+                quotas += _quota_v1(group)
     return min(quotas, default=None)
 
 
-def _quota_v2(file: Path) -> list[float]:
+def _with_ancestors(root: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above it up to the root, which in a container may be all there is."""
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        yield group
+        if group == root:
+            return
+
+
+def _quota_v2(folder: Path) -> list[float]:
     try:
-        quota, period = file.read_text().split()
-    except (OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return [] if quota == "max" else [int(quota) / int(period)]
+    except (OSError, ValueError, ZeroDivisionError):
         return []
-    return [] if quota == "max" else [int(quota) / int(period)]
 
 
 def _quota_v1(folder: Path) -> list[float]:

@@ -1,0 +1,45 @@
+"""Code compiled for one instruction set must never stand in for the portable code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "src" / "octavo" / "kernels" / "native"
+COMPILER = next(
+    (
+        found
+        for name in (os.environ.get("CXX"), "c++", "g++", "clang++")
+        if name and (found := shutil.which(name))
+    ),
+    None,
+)
+
+
+@pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AVX2 is x86's")
+def test_the_avx2_file_shows_the_linker_nothing_but_its_table(tmp_path: Path) -> None:
+    """An inline function with external linkage is merged with its twins, and the linker may keep this one.
+
+    Compiled without optimisation, where nothing is inlined away: every such function would be seen.
+    """
+    assert COMPILER is not None
+    object_file = tmp_path / "kernels_avx2.o"
+    subprocess.run(
+        [COMPILER, "-std=c++20", "-O0", "-mavx2", "-mfma", "-mf16c", "-c", str(NATIVE / "kernels_avx2.cpp"),
+         "-o", str(object_file)],
+        check=True,
+    )  # fmt: skip
+    listed = subprocess.run(
+        ["nm", "--extern-only", "--defined-only", "--demangle", str(object_file)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    symbols = [line.split(maxsplit=2)[2] for line in listed.stdout.splitlines() if line.strip()]
+    assert symbols == ["octavo::avx2_kernels()"]
