@@ -20,7 +20,7 @@ QUESTIONS = (
     "Write the first lines of a detective story.",
     "List three uses for an old newspaper. Use emoji.",
 )
-MAX_TOKENS = 64
+MAX_TOKENS = 40
 
 
 def _stream(client: Any, number: int, **options: Any) -> tuple[str, str | None]:
@@ -77,7 +77,7 @@ def test_eight_streams_at_once_are_each_as_if_alone(
 def test_eight_streams_on_a_pool_too_small_for_them_pause_and_finish_the_same(
     smollm2_path: Path, solo: list[tuple[str, str | None]]
 ) -> None:
-    blocks = 20  # each of the eight grows to seven
+    blocks = 16  # each of the eight grows to five or six
     arguments = ("--served-model-name", "smollm2", "--kv-cache-memory", str(blocks * 368_640))
     with ServerProcess(smollm2_path, *arguments) as server:
         assert server.metric("kv_blocks_total") == blocks
