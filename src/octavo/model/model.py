@@ -16,7 +16,7 @@ from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
 from octavo.model.batch import RaggedBatch
 from octavo.model.config import ModelConfig
-from octavo.model.gguf import GGUFFile
+from octavo.model.gguf import GGUFFile, ModelFileError
 from octavo.model.llama import record_llama
 from octavo.model.network import Network
 from octavo.model.weights import Weights
@@ -69,7 +69,10 @@ class Model:
             program = Program(pool, instruction_set or "", ROW_TILE)
             store = WeightStore()
             weights = Weights(file, store, pool)
-            ARCHITECTURES[config.architecture](config, weights, Network(program, weights))
+            try:
+                ARCHITECTURES[config.architecture](config, weights, Network(program, weights))
+            except ValueError as fault:  # a shape that the kernels do not have
+                raise ModelFileError(f"{file.path}: {fault}") from None
             # Steps read the packed copy; without this the weights would be resident twice.
             file.drop_pages()
             return cls(file.path, config, file.metadata, program, store, threads)
