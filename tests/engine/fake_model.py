@@ -165,6 +165,10 @@ class FakeModel:
             assert self._arrived.acquire(timeout=20), "the engine has nothing to step"
         self._stands = True
 
+    @property
+    def gated(self) -> bool:
+        return self._permits is not None
+
     def open(self) -> None:
         """Let every step pass again."""
         permits, self._permits = self._permits, None

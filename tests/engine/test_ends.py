@@ -48,6 +48,16 @@ def test_max_tokens_one_gives_one_token() -> None:
         assert read(engine.submit(PROMPT, params(1))) == (answer(PROMPT, 1), "length")
 
 
+def test_what_has_ended_keeps_no_sampler() -> None:
+    """A sampler holds several copies of the vocabulary, and a client may keep what has ended for long."""
+    with running_engine(start=False) as engine:
+        generation = engine.submit(PROMPT, params(1))
+        assert generation._request.sampler is not None
+        engine.start()
+        read(generation)
+        assert generation._request.sampler is None
+
+
 @pytest.mark.parametrize("max_model_len", [64, 100, 257])
 def test_without_max_tokens_it_ends_at_the_context_limit_with_length(max_model_len: int) -> None:
     with running_engine(max_model_len=max_model_len) as engine:

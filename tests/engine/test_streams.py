@@ -10,7 +10,7 @@ import pytest
 
 from engine.fake_model import VOCAB_SIZE, FakeModel, answer, running_engine
 from engine.reading import params, read, read_all, read_async, wait_until
-from octavo.engine.generation import MAX_UNREAD_TOKENS
+from octavo.engine.generation import MAX_UNREAD_TOKENS, LoopMailbox, ThreadMailbox
 from octavo.engine.request import Delta
 
 PROMPTS = [[(7 * i + j * j) % VOCAB_SIZE for j in range(5 + 23 * i)] for i in range(8)]
@@ -159,6 +159,38 @@ def test_one_loop_is_woken_once_a_step_however_many_streams_it_has(monkeypatch: 
     with running_engine(model) as engine:
         asyncio.run(everyone())
     assert 0 < wakes <= len(model.steps)
+
+
+@pytest.mark.timeout(20)
+def test_news_that_comes_while_a_task_is_about_to_sleep_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = FakeModel()
+    model.gate()
+    with running_engine(model) as engine:
+        plain = engine.mailbox_of
+
+        def mailbox_of(loop: asyncio.AbstractEventLoop) -> LoopMailbox:
+            """Between the reader's look at the empty queue and its sleep, everything happens."""
+            if model.gated:
+                model.open()
+                wait_until(lambda: engine.num_open == 0)
+            return plain(loop)
+
+        monkeypatch.setattr(engine, "mailbox_of", mailbox_of)
+        generation = engine.submit(PROMPTS[0], params(3))
+        assert asyncio.run(read_async(generation)) == (answer(PROMPTS[0], 3), "length")
+
+
+@pytest.mark.timeout(20)
+def test_news_that_is_there_before_a_thread_watches_is_not_missed() -> None:
+    mailbox = ThreadMailbox()
+    with running_engine() as engine:
+        generation = engine.submit(PROMPTS[0], params(3))
+        wait_until(lambda: engine.num_open == 0)
+        mailbox.watch(generation)
+        assert mailbox.wait() == [generation]
+        assert generation.take() == Delta(answer(PROMPTS[0], 3), [], "length")
 
 
 def test_choices_of_one_prompt_share_its_blocks() -> None:
