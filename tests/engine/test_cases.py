@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.fake_model import FakeModel, answer, running_engine
-from engine.reading import params, read, read_all, wait_until
+from engine.reading import params, pause_at_every_border, read, read_all, wait_until
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -81,36 +81,14 @@ def test_t14_a_full_pool_pauses_some_and_fails_nobody(prefix_caching: bool) -> N
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 16, 64, 512])
-def test_t16_a_pause_at_every_block_border_changes_no_token(
-    max_num_batched_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every border the tail of its blocks is taken, as a preemption takes it, and has to come back."""
-    model = FakeModel()
-    watched_prompt = prompt(1, 40)
-    with running_engine(
-        model, max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens, start=False
-    ) as engine:
-        watched = engine.submit(watched_prompt, params(64))
-        sequence, cache = watched._request.sequence, engine._loop._cache
-        seen = 0
-
-        def pause() -> None:
-            nonlocal seen
-            if sequence.num_tokens // 16 > seen and sequence.num_computed_tokens == sequence.num_tokens - 1:
-                seen = sequence.num_tokens // 16
-                cache.free_tail(sequence, seen // 2)
-
-        accept = engine._loop._take_tokens
-
-        def take_tokens(*args: object) -> None:
-            accept(*args)  # type: ignore[arg-type]
-            if watched._request.outcome is None:
-                pause()
-
-        monkeypatch.setattr(engine._loop, "_take_tokens", take_tokens)
+def test_t16_a_pause_at_every_block_border_changes_no_token(max_num_batched_tokens: int) -> None:
+    watched = prompt(1, 40)
+    with running_engine(max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens, start=False) as engine:
+        generation = engine.submit(watched, params(64))
+        pauses = pause_at_every_border(engine, generation)
         engine.start()
-        assert read(watched) == (answer(watched_prompt, 64), "length")
-        assert seen == (40 + 64 - 1) // 16
+        assert read(generation) == (answer(watched, 64), "length")
+        assert len(pauses) == (40 + 64 - 1) // 16 - 40 // 16 + 1
 
 
 def _cpu_seconds(thread_id: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.reading import read_all, read_async
+from engine.reading import pause_at_every_border, read, read_all, read_async
 from octavo.engine.engine import Engine, EngineConfig
 from octavo.engine.sampling_params import SamplingParams
 from octavo.model.model import Model
@@ -58,13 +58,19 @@ def asked(index: int, num_tokens: int = NUM_TOKENS) -> SamplingParams:
 
 @contextmanager
 def engine_on(
-    path: Path, *, threads: int = 2, block_order: list[int] | None = None, **config: Any
+    path: Path,
+    *,
+    threads: int = 2,
+    block_order: list[int] | None = None,
+    start: bool = True,
+    **config: Any,
 ) -> Iterator[Engine]:
     model = loaded(path, threads)
     engine = Engine(
         model, Tokenizer.from_gguf(model.metadata), EngineConfig(**config), block_order=block_order
     )
-    engine.start()
+    if start:
+        engine.start()
     try:
         yield engine
     finally:
@@ -159,3 +165,42 @@ def test_a_prefix_found_in_the_cache_changes_nothing(path: Path) -> None:
         again = [engine.submit(prompt, asked(i)) for i, prompt in enumerate(prompts_for(path))]
         assert read_all(again) == solo(path)
         assert again[4].stats.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 5, 64, 512])
+def test_a_pause_at_every_block_border_changes_nothing(
+    tiny_model_path: Path, threads: int, max_num_batched_tokens: int
+) -> None:
+    """T16 on real kernels: what was computed token by token comes back computed in chunks."""
+    prompt = prompts_for(tiny_model_path)[0]
+    with engine_on(
+        tiny_model_path,
+        threads=threads,
+        num_blocks_override=64,
+        enable_prefix_caching=False,
+        max_num_seqs=1,
+        max_num_batched_tokens=max_num_batched_tokens,
+        start=False,
+    ) as engine:
+        generation = engine.submit(prompt, asked(0))
+        pauses = pause_at_every_border(engine, generation)
+        engine.start()
+        assert read(generation)[0] == solo(tiny_model_path)[0]
+        assert len(pauses) >= 2
+
+
+def test_memory_grows_with_tokens_that_are_there_not_with_max_tokens(tiny_model_path: Path) -> None:
+    """T02: resident pages of the pool after the same ten tokens, asked for with and without a large limit."""
+    prompt, answer = prompts_for(tiny_model_path)[4], solo(tiny_model_path)[4][:10]
+    assert answer.index(answer[-1]) == 9, "another token of this answer would stop it first"
+    resident = []
+    for max_tokens in (10, 1500):
+        with engine_on(tiny_model_path, num_blocks_override=256) as engine:
+            limits = SamplingParams(
+                temperature=0.0, max_tokens=max_tokens, ignore_eos=True, stop_token_ids=(answer[-1],)
+            )
+            assert read(engine.submit(prompt, limits)) == (answer, "stop")
+            resident.append(engine._arena.resident_bytes())
+            extent = engine.memory.extent_bytes
+    assert resident[0] == resident[1] == -(-(len(prompt) + 9) // 16) * extent
