@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,27 @@ def test_tokenize_counts_messages_as_a_chat_would(
     bare = client.post("/tokenize", json=CHAT | {"add_generation_prompt": False}).json()
     rendered = chat_template.render(CHAT["messages"], add_generation_prompt=False)
     assert bare["tokens"] == tokenizer.encode(rendered, add_special=False, parse_special=True)
+
+
+def test_counting_a_long_text_holds_nobody_up(scripted: Scripted) -> None:
+    client, _ = scripted([])
+    took: list[float] = []
+
+    def count() -> None:
+        began = time.monotonic()
+        answer = client.post("/tokenize", json={"prompt": "the user and the other " * 40_000})
+        took.append(time.monotonic() - began)
+        assert answer.status_code == 200
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    waits = []
+    while counting.is_alive():
+        began = time.monotonic()
+        assert client.get("/health").status_code == 200
+        waits.append(time.monotonic() - began)
+    assert len(waits) > 5
+    assert max(waits) < took[0] / 2
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": CHAT["messages"]}])

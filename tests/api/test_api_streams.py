@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from api.scripted_engine import ScriptedEngine, deltas, failure
@@ -203,6 +204,16 @@ def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(
     assert set(chunks[-1]["error"]) == {"message", "type", "code", "param"}
     assert "[DONE]" not in chunks
     assert [generation.cancelled for generation in engine.generations[1:]] == [["abort"]] * (n - 1)
+
+
+def test_the_openai_client_raises_what_broke_a_stream(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    http, _ = scripted([*deltas(tokenizer.encode("the user and"))[:2], failure("a step failed: boom")])
+    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="unused", max_retries=0)
+    heard = ""
+    with pytest.raises(openai.APIError, match="boom"):
+        for chunk in client.completions.create(model="tiny", prompt="the", stream=True):
+            heard += chunk.choices[0].text
+    assert heard == tokenizer.decode(tokenizer.encode("the user and")[:2])
 
 
 def test_a_failure_of_a_whole_answer_is_a_500_and_ends_the_other_choices(scripted: Scripted) -> None:

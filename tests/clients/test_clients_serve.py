@@ -80,6 +80,12 @@ def _renamed(model: bytes) -> bytes:
     return model.replace(name + llama, name + wombat)
 
 
+def _of_another_tokenizer(model: bytes) -> bytes:
+    name = b"tokenizer.ggml.model" + struct.pack("<IQ", 8, 4)
+    assert name + b"gpt2" in model
+    return model.replace(name + b"gpt2", name + b"wolf")
+
+
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
@@ -87,9 +93,10 @@ def _renamed(model: bytes) -> bytes:
         (lambda model: b"GGML" + model[4:], "GGUF"),
         (_truncated, ""),
         (_renamed, "wombat"),
+        (_of_another_tokenizer, "wolf"),
         (lambda _: os.urandom(4096), "GGUF"),
     ],
-    ids=["empty", "wrong magic", "cut short", "unsupported architecture", "noise"],
+    ids=["empty", "wrong magic", "cut short", "unsupported architecture", "other tokenizer", "noise"],
 )
 def test_a_file_that_cannot_be_served_is_one_sentence_naming_file_and_fault(
     tiny_model_path: Path, tmp_path: Path, damage: Callable[[bytes], bytes], word: str

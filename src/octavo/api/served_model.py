@@ -72,6 +72,8 @@ class ServedModel:
         template, so clients write their own. Raises APIError 400.
         """
         if isinstance(given, list):
+            if len(given) >= self.longest_request:
+                raise self._too_long(f"{len(given):,} tokens", param=param)
             check_token_ids(given, self.tokenizer.vocab_size, param=param)
             token_ids = given
         else:
@@ -93,16 +95,16 @@ class ServedModel:
         """Text that is too long whatever its tokens are is refused before seconds go into counting them."""
         if len(text) < COUNTED_CHARS:
             return
-        limit = self.longest_request
         least = len(text.encode()) // self._longest_token
-        if least >= limit:
-            raise APIError(
-                400,
-                f"the prompt has at least {least:,} tokens ({len(text):,} characters), and the longest "
-                f"request is {limit:,} tokens, prompt and answer together",
-                code="context_length_exceeded",
-                param=param,
-            )
+        if least >= self.longest_request:
+            raise self._too_long(f"at least {least:,} tokens ({len(text):,} characters)", param=param)
+
+    def _too_long(self, has: str, *, param: str) -> APIError:
+        message = (
+            f"the prompt has {has}, and the longest request is {self.longest_request:,} tokens, prompt and "
+            "answer together"
+        )
+        return APIError(400, message, code="context_length_exceeded", param=param)
 
     @cached_property
     def _longest_token(self) -> int:

@@ -28,6 +28,10 @@ cut.
 """
 
 
+KEEP_ALIVE_SECONDS = 60
+"""Idle connections live this long: with uvicorn's 5 s, a client that pauses meets a closing one."""
+
+
 class Server(uvicorn.Server):
     """Serves one application on one listening socket until SIGINT or SIGTERM.
 
@@ -45,6 +49,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(FINISH_SECONDS + FAREWELL_SECONDS),
             )
         )

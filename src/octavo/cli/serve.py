@@ -93,7 +93,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="reuse the KV of equal prompt beginnings",
     )
     flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
-    flag("--api-key", metavar="KEY", help="ask every client for this key (better set as OCTAVO_API_KEY)")
+    flag(
+        "--api-key",
+        type=_key,
+        metavar="KEY",
+        help="ask every client for this key (better set as OCTAVO_API_KEY)",
+    )
     flag(
         "--strict",
         action="store_true",
@@ -330,6 +335,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _key(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the key must not be empty")
+    return text
+
+
 def _apply_environment(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> list[str]:
     """Make OCTAVO_NAME the default of --name. Returns what is wrong with the values, a sentence each.
 
@@ -339,7 +350,9 @@ def _apply_environment(parser: argparse.ArgumentParser, environ: Mapping[str, st
     for action in parser._actions:
         variable = ENVIRONMENT_PREFIX + action.dest.upper()
         given = environ.get(variable)
-        if given is None or action.dest == "help":
+        if (
+            not given or action.dest == "help"
+        ):  # set and empty counts as not set, as it does for XDG's variables
             continue
         value: Any = given
         try:

@@ -39,7 +39,7 @@ class Completions:
         served = self._served
         served.check_name(body.model)
         params = body.params(served.tokenizer.vocab_size)
-        given = prompts_of(body.prompt)
+        given = await offload(len(raw), prompts_of, body.prompt)
         prompts = [await served.prompt(one, param=_name(index, given)) for index, one in enumerate(given)]
 
         echoes = [served.text_of(one) for one in given for _ in range(params.n)] if body.echo else []
