@@ -88,7 +88,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences)
     def hold(self, sequence: Sequence) -> None:
-        if self.open is None:
+        # Who has not begun has nothing that a client could fail to read.
+        if self.open is None and sequence.status is not SequenceStatus.WAITING:
             sequence.held = True
 
     @rule(sequence=sequences)

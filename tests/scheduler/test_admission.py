@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.scheduler.limits import RequestTooLong
-from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.sequence import Sequence, SequenceStatus
 from paged_model import PagedServer, solo
 
 
@@ -87,13 +87,15 @@ def test_a_prompt_that_fits_later_waits_and_loses_nothing() -> None:
 
 
 def test_what_running_prompts_still_need_is_not_given_to_newcomers() -> None:
-    server = PagedServer(20, 16, max_num_batched_tokens=64)
-    server.add("stream", [1], 100)
-    server.step()
-    server.add("first", list(range(160)), 4)
-    server.add("second", list(range(500, 660)), 4)
-    while server.scheduler.has_work:
-        assert server.step().preempted == ()
+    server = PagedServer(12, 16, max_num_batched_tokens=60)
+    first = server.add("first", list(range(180)), 4)
+    # It fits into the tokens that the first one's whole blocks leave over, and into the free blocks.
+    short = server.add("short", [1] * 8, 1)
+    while first.num_computed_tokens < 180:
+        server.step()
+        assert short in server.scheduler.waiting
+    server.run()
+    assert short.num_preemptions == 0
 
 
 def test_the_watermark_keeps_room_for_those_who_run_but_not_for_nobody() -> None:
@@ -126,6 +128,41 @@ def test_nobody_is_let_in_while_a_paused_one_waits_for_blocks() -> None:
         server.step()
     server.run()
     assert late.num_tokens == 3
+
+
+class PausedAndShortOfBlocks:
+    """`late` was robbed and lacks six blocks, `last` lost its only one and lacks two; three are free."""
+
+    def __init__(self) -> None:
+        self.server = server = PagedServer(17, 16, max_num_batched_tokens=512)
+        for number in range(2):
+            server.add(f"hungry {number}", list(range(number * 100, number * 100 + 48)), 40)
+        short = server.add("short", [3], 100)
+        self.late = server.add("late", list(range(300, 396)), 50)
+        self.last = server.add("last", [4], 40)
+        while len(short.block_table) < 3 or len(self.late.block_table) > 2:
+            server.step()
+        server.finish(short)
+        paused = [sequence for sequence in server.sequences if sequence.status is SequenceStatus.PAUSED]
+        assert paused == [self.late, self.last]
+        assert [server.cache.blocks_missing(sequence) for sequence in paused] == [6, 2]
+        assert server.cache.num_available == 3
+
+
+def test_nobody_is_let_in_past_a_paused_one_that_does_not_fit_yet() -> None:
+    scene = PausedAndShortOfBlocks()
+    new = scene.server.add("new", [1], 2)
+    scene.server.step()
+    assert new in scene.server.scheduler.waiting
+    scene.server.run()
+
+
+def test_a_paused_one_that_fits_does_not_pass_one_that_does_not_fit_yet() -> None:
+    scene = PausedAndShortOfBlocks()
+    scene.server.step()
+    assert scene.last.status is SequenceStatus.PAUSED
+    scene.server.run()
+    assert scene.last.num_tokens == 41
 
 
 def test_blocks_of_a_prefix_in_use_are_not_asked_for_again() -> None:

@@ -108,6 +108,18 @@ def test_a_held_sequence_is_passed_over_and_goes_on_where_it_was() -> None:
     assert held.token_ids == solo(prompt, 10)
 
 
+def test_a_sequence_held_before_it_began_does_not_stop_those_behind_it() -> None:
+    server = PagedServer(100)
+    held = server.add("held", [1, 2, 3], 4)
+    held.held = True
+    assert not server.scheduler.has_work
+    server.add("other", [4, 5, 6], 4)
+    server.run()
+    held.held = False
+    server.run()
+    assert held.token_ids == solo([1, 2, 3], 4)
+
+
 def test_there_is_no_work_while_everybody_is_held() -> None:
     server = PagedServer(100)
     sequence = server.add("a", [1, 2, 3], 10)

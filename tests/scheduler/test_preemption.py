@@ -127,6 +127,15 @@ def test_shared_blocks_are_taken_only_when_letting_go_frees_them() -> None:
     assert_outputs_are_solo([b, c])
 
 
+def test_blocks_that_nobody_shares_are_taken_before_shared_ones() -> None:
+    server = PagedServer(40, 16, max_num_batched_tokens=512)
+    b, c = (server.add(name, [*range(160), number], 60) for number, name in enumerate("bc"))
+    server.step()
+    available = server.cache.num_available
+    assert take_tails(server.cache, [c, b], available + 2) == [c, b]
+    assert (len(b.block_table), len(c.block_table)) == (10, 10)
+
+
 @pytest.mark.parametrize("sharing", [True, False])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 15, 16, 17, 31, 64, 100, 512])
 def test_t16_a_pause_at_every_block_border_changes_nothing(chunk: int, sharing: bool) -> None:

@@ -59,6 +59,28 @@ def test_a_step_costs_the_same_however_long_the_sequences_and_however_large_the_
     assert max(costs) <= 1.05 * min(costs)
 
 
+def test_a_long_prompt_that_waits_for_blocks_is_not_searched_for_in_every_step() -> None:
+    costs = {}
+    for prompt in (200, 3000):
+        cache = KVCache(400, 16)
+        scheduler = Scheduler(cache, SchedulerConfig(8, 256, 100_000))
+        stream = Sequence("stream", list(range(6384)))
+        scheduler.add(stream)
+        while stream.num_computed_tokens < 6384:
+            scheduler.commit(scheduler.step())
+        # It shares all it knows but its last block; and all blocks but one are taken.
+        scheduler.add(Sequence("waits", list(range(prompt))))
+
+        def step(scheduler: Scheduler = scheduler, stream: Sequence = stream) -> None:
+            stream.append(7)
+            plan = scheduler.step()
+            scheduler.commit(plan)
+            assert [chunk.sequence for chunk in plan.chunks] == [stream]
+
+        costs[prompt] = sum(count_lines(step) for _ in range(8))
+    assert costs[3000] == costs[200]
+
+
 def test_eight_streams_are_planned_in_less_than_60_microseconds() -> None:
     step = eight_streams(2000, 1000)
     best_us = float("inf")

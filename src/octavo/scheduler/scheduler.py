@@ -165,8 +165,8 @@ class Scheduler:
         if uncomputed == 1:
             draft.set_aside -= 1
         if sequence.status is SequenceStatus.PAUSED:
-            ready = not draft.blocked and sequence not in draft.preempted
-            return ready and self._begin(sequence, draft, watermark=0)
+            # A victim of this step cannot begin again in it: a robbery leaves no block available.
+            return not draft.blocked and self._begin(sequence, draft, watermark=0)
         if uncomputed > 1:
             # Somebody may have computed ahead of it, in an earlier step or in this one.
             self._cache.adopt(sequence)
