@@ -26,13 +26,17 @@ def test_a_step_that_does_not_return_makes_the_engine_unhealthy_until_it_does() 
 
 
 def test_requests_that_nobody_reads_are_no_stall() -> None:
-    with running_engine(stall_timeout=STALL) as engine:
+    model = FakeModel()
+    with running_engine(model, stall_timeout=STALL) as engine:
         generation = engine.submit([1, 2, 3], params(1000))
         wait_until(lambda: engine._loop.resting)
         time.sleep(2 * STALL)
         assert engine.healthy()
+        model.gate()
         other = engine.submit([4, 5, 6], params(10))
-        assert engine.healthy()
+        model.arrive()
+        assert engine.healthy(), "the rest counts as a stall"
+        model.open()
         read(other)
         read(generation)
 
