@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from engine.fake_model import FakeModel, FakeTokenizer, answer, running_engine
 from engine.reading import params, read, wait_until
 from octavo.engine.engine import Engine, EngineConfig
-from octavo.engine.request import RequestFailed, RequestRefused
+from octavo.engine.generation import ThreadMailbox
+from octavo.engine.request import Request, RequestFailed, RequestRefused
 from octavo.kv.audit import AuditError
 from octavo.model.batch import RaggedBatch
 
@@ -140,6 +143,43 @@ def test_a_planner_that_raises_fails_everyone_and_the_engine_goes_on(monkeypatch
                 read(generation)
         assert read(engine.submit(A, params())) == (answer(A, 16), "length")
         assert engine.healthy()
+
+
+def test_a_planner_that_always_raises_does_not_spin(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("the planner raised")
+
+    with running_engine(start=False) as engine:
+        monkeypatch.setattr(engine._scheduler, "step", step)
+        engine.start()
+        for _ in range(3):
+            with pytest.raises(RequestFailed):
+                read(engine.submit(A, params()))
+        wait_until(lambda: engine._loop.resting)
+        seen = calls
+        time.sleep(0.05)
+        assert calls == seen <= 5
+        assert "no step could be planned" not in caplog.text
+
+
+def test_a_mailbox_that_raises_loses_its_own_request_only() -> None:
+    class Broken(ThreadMailbox):
+        def post(self, requests: list[Request]) -> None:
+            raise ValueError(f"{len(requests)} letters and no mailbox")
+
+    with running_engine(start=False) as engine:
+        lost, other = engine.submit(A, params(100)), engine.submit(B, params(100))
+        Broken().watch(lost)
+        engine.start()
+        assert read(other) == (answer(B, 100), "length")
+        wait_until(lambda: engine.num_open == 0)
+        assert lost.stats.finish_reason == "abort"
 
 
 def test_broken_accounting_stops_the_engine_and_tells_everyone(monkeypatch: pytest.MonkeyPatch) -> None:

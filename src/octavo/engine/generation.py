@@ -24,8 +24,7 @@ RESUME_UNREAD_TOKENS = MAX_UNREAD_TOKENS // 2
 
 
 class LoopMailbox:
-    """The engine's side of one asyncio event loop: one `call_soon_threadsafe` a step, however many
-    streams."""
+    """One asyncio event loop as the engine sees it: one `call_soon_threadsafe` a step for all its streams."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)

@@ -113,7 +113,7 @@ class Mailbox(Protocol):
     """Where the engine thread announces, once a step, which requests have news for one consumer."""
 
     def post(self, requests: list[Request]) -> None:
-        """Called by the engine thread. Raises RuntimeError if nobody will ever read it (a closed loop)."""
+        """Called by the engine thread. Raises if nobody will ever read it (RuntimeError: a closed loop)."""
 
 
 class Request:

@@ -1,5 +1,4 @@
-"""The engine thread: one step after another for as long as there is work, asleep without a tick when there
-is none.
+"""The engine thread: one step after another while there is work, asleep without a tick when there is none.
 
     callers (event loops, threads)          | engine thread
     submit, cancel, resume --- commands --->|  between two steps: run the commands
@@ -141,6 +140,8 @@ class StepLoop:
         self._hand_over()
         self._returned_at = None
         self.resting = all(request.sequence.held for request in self._requests.values())
+        if not self.resting:
+            logger.error("no step could be planned for %d requests", len(self._requests))
         command = self._next_command()
         if self.resting:
             self.last_progress = time.monotonic()
@@ -165,7 +166,7 @@ class StepLoop:
             plan = self._scheduler.step()
         except Exception as error:
             self._fail_all(error)
-            return True
+            return False
         if not plan.chunks:
             return False
         try:
@@ -301,14 +302,14 @@ class StepLoop:
             self._news[request.mailbox].append(request)
 
     def _hand_over(self) -> None:
-        """One post a mailbox. A closed event loop has no consumers any more: its requests are cancelled."""
+        """One post a mailbox. Where that fails (a closed event loop), nobody reads: cancel its requests."""
         if not self._news:
             return
         news, self._news = self._news, defaultdict(list)
         for mailbox, requests in news.items():
             try:
                 mailbox.post(requests)
-            except RuntimeError:
+            except Exception:
                 for request in requests:
                     self.commands.put(partial(self.cancel, request))
 
