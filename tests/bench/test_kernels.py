@@ -87,7 +87,7 @@ def test_short_contexts_and_short_prompts_stay_within_the_memory_they_are_given(
 def test_the_tables_name_every_measurement(report: KernelReport) -> None:
     output = io.StringIO()
     print_report(report, Console(file=output, width=200))
-    for words in ("GFLOP/s fp32", *TYPES, "qkv 96x64", "256 rows", "300 tokens", "prefill of 300"):
+    for words in ("GFLOP/s fp32", *TYPES, "qkv", "96x64", "256", "3 streams", "prefill of 300"):
         assert words in output.getvalue()
 
 

@@ -152,8 +152,9 @@ def print_report(report: KernelReport, console: Console) -> None:
         f"limits: {limits.fp32_gflops:.0f} GFLOP/s fp32, {limits.int8_gops:.0f} GOP/s int8, "
         f"{limits.read_gbs:.1f} GB/s read over {limits.read_bytes // _MIB} MiB"
     )
-    for type_ in dict.fromkeys(result.type for result in report.matmul):
-        console.print(_matmul_table(type_, [r for r in report.matmul if r.type == type_]))
+    for model, type_ in dict.fromkeys((result.model, result.type) for result in report.matmul):
+        products = [r for r in report.matmul if (r.model, r.type) == (model, type_)]
+        console.print(_matmul_table(f"{model}, {type_}", products))
     for model in dict.fromkeys(result.model for result in report.attention):
         decode = [r for r in report.attention if r.model == model and r.kind == "decode"]
         if decode:
@@ -166,41 +167,42 @@ def print_report(report: KernelReport, console: Console) -> None:
                 )
 
 
-def _matmul_table(type_: str, results: Sequence[MatmulResult]) -> Table:
-    rows = list(dict.fromkeys(result.rows for result in results))
-    title = f"{type_}: GOP/s (per cent of {results[0].peak}) and, for weights from memory, GB/s (of read)"
-    table = _table(title, ["product", *(f"{count} row{'s' * (count > 1)}" for count in rows)])
-    cells = {(r.model, r.shape, r.rows): r for r in results}
-    for model, shape in dict.fromkeys((r.model, r.shape) for r in results):
-        first = cells[model, shape, rows[0]]
-        label = f"{model} {shape} {first.out_features}x{first.in_features}"
-        table.add_row(label, *(_matmul_cell(cells[model, shape, count]) for count in rows))
+def _matmul_table(title: str, results: Sequence[MatmulResult]) -> Table:
+    shapes = list(dict.fromkeys((r.shape, r.out_features, r.in_features) for r in results))
+    title += f": GOP/s (of {results[0].peak}), and GB/s (of read) for weights that come from memory"
+    table = _table(title, ["rows", *(f"{name}\n{columns}x{k}" for name, columns, k in shapes)])
+    cells = {(r.shape, r.rows): r for r in results}
+    for rows in dict.fromkeys(result.rows for result in results):
+        table.add_row(str(rows), *(_matmul_cell(cells[name, rows]) for name, _, _ in shapes))
     return table
 
 
 def _matmul_cell(result: MatmulResult) -> str:
-    cell = f"{result.gops:.0f} ({result.percent_of_peak:.0f}%)"
+    cell = f"{result.gops:.0f} ({result.percent_of_peak:.0f} %)"
     if result.weights_from == "memory":
-        cell += f"\n{result.weight_gbs:.1f} GB/s ({result.percent_of_read:.0f}%)"
+        cell += f"\n{result.weight_gbs:.1f} ({result.percent_of_read:.0f} %)"
     return cell
 
 
 def _decode_table(model: str, results: Sequence[AttentionResult]) -> Table:
-    contexts = list(dict.fromkeys(result.context for result in results))
+    streams = list(dict.fromkeys(result.streams for result in results))
     first = results[0]
     title = (
-        f"{model}, decode, {first.num_heads} heads of {first.head_dim}, {first.num_kv_heads} for keys and "
-        "values: GB/s of KV (per cent of read), GFLOP/s"
+        f"{model}, decode, {first.num_heads} heads of {first.head_dim} over {first.num_kv_heads} of keys "
+        "and values: GB/s of KV from memory (of read), and GFLOP/s (of fp32)"
     )
-    table = _table(title, ["streams", *(f"{context:,} tokens" for context in contexts)])
+    table = _table(title, ["context", *(f"{count} stream{'s' * (count > 1)}" for count in streams)])
     cells = {(r.streams, r.context): r for r in results}
-    for streams in dict.fromkeys(result.streams for result in results):
-        table.add_row(str(streams), *(_decode_cell(cells[streams, context]) for context in contexts))
+    for context in dict.fromkeys(result.context for result in results):
+        table.add_row(f"{context:,}", *(_decode_cell(cells[count, context]) for count in streams))
     return table
 
 
 def _decode_cell(result: AttentionResult) -> str:
-    return f"{result.kv_gbs:.1f} ({result.percent_of_read:.0f}%)\n{result.gflops:.0f}"
+    return (
+        f"{result.kv_gbs:.1f} ({result.percent_of_read:.0f} %)\n"
+        f"{result.gflops:.0f} ({result.percent_of_peak:.0f} %)"
+    )
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
