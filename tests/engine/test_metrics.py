@@ -101,12 +101,9 @@ def test_a_histogram_counts_at_or_below_each_bound() -> None:
 
 def test_step_times_keep_the_latest_in_order() -> None:
     times = StepTimes(capacity=4)
-    for value in range(3):
-        times.record_step(value)
-    assert times.steps() == [0, 1, 2]
-    for value in range(3, 10):
-        times.record_step(value)
-        times.record_gap(value / 10)
+    times.record(0, None)
+    for value in range(1, 10):
+        times.record(value, value / 10)
     assert times.steps() == [6, 7, 8, 9]
     assert times.gaps() == [0.6, 0.7, 0.8, 0.9]
     assert times.num_steps == 10

@@ -7,8 +7,8 @@ so two engines in one process never meet. Names follow vLLM's, with the prefix `
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -78,44 +78,30 @@ class StepTimes:
     """The last `capacity` steps: seconds in the native call, and seconds of Python since the call before.
 
     A gap is only recorded between two steps with no sleep in between. Every step of a benchmark can be
-    looked at afterwards at the price of two stores a step.
+    looked at afterwards at the price of two appends a step.
     """
 
-    __slots__ = ("_capacity", "_gaps", "_num_gaps", "_num_steps", "_steps")
+    __slots__ = ("_gaps", "_steps", "num_steps")
 
     def __init__(self, capacity: int = 8192) -> None:
-        self._capacity = capacity
-        self._steps = array("d", bytes(8 * capacity))
-        self._gaps = array("d", bytes(8 * capacity))
-        self._num_steps = 0
-        self._num_gaps = 0
+        self.num_steps = 0
+        self._steps: deque[float] = deque(maxlen=capacity)
+        self._gaps: deque[float] = deque(maxlen=capacity)
 
-    def record_step(self, seconds: float) -> None:
-        self._steps[self._num_steps % self._capacity] = seconds
-        self._num_steps += 1
-
-    def record_gap(self, seconds: float) -> None:
-        self._gaps[self._num_gaps % self._capacity] = seconds
-        self._num_gaps += 1
-
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
+    def record(self, seconds: float, gap: float | None) -> None:
+        """A native call of `seconds`, `gap` seconds after the one before; None after a sleep."""
+        self.num_steps += 1
+        self._steps.append(seconds)
+        if gap is not None:
+            self._gaps.append(gap)
 
     def steps(self) -> list[float]:
         """Seconds inside `Model.step`, oldest first."""
-        return _oldest_first(self._steps, self._num_steps)
+        return list(self._steps)
 
     def gaps(self) -> list[float]:
         """Seconds from one native return to the next native entry, oldest first."""
-        return _oldest_first(self._gaps, self._num_gaps)
-
-
-def _oldest_first(ring: array[float], written: int) -> list[float]:
-    if written <= len(ring):
-        return ring[:written].tolist()
-    start = written % len(ring)
-    return ring[start:].tolist() + ring[:start].tolist()
+        return list(self._gaps)
 
 
 class EngineMetrics:
@@ -136,10 +122,9 @@ class EngineMetrics:
 
     def step(self, seconds: float, gap: float | None) -> None:
         """One native call took `seconds`; `gap` seconds of Python lay before it (None after a sleep)."""
-        self.step_times.record_step(seconds)
+        self.step_times.record(seconds, gap)
         self.step_time.observe(seconds)
         if gap is not None:
-            self.step_times.record_gap(gap)
             self.step_gap.observe(gap)
 
     def finish(self, stats: RequestStats) -> None:
