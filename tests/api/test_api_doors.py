@@ -138,6 +138,20 @@ def test_a_client_that_leaves_ends_its_generations_at_once(
     assert client.get("/health").status_code == 200
 
 
+def test_a_client_that_leaves_while_sending_is_no_fault(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, engine = scripted([])
+    connection = socket.create_connection((client.base_url.host, client.base_url.port or 80))
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    time.sleep(0.1)
+    connection.close()
+    time.sleep(0.2)
+    assert client.get("/health").status_code == 200
+    assert engine.generations == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 @pytest.mark.parametrize("log_content", [False, True])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_log_holds_what_was_said_only_if_asked_to(

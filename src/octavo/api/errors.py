@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo.engine.request import RequestFailed, RequestRefused
@@ -153,6 +153,8 @@ class ErrorBoundary:
 
         try:
             await self.app(scope, receive, remember_start)
+        except ClientDisconnect:
+            return  # it left while it was still sending its request: nobody is there to be told
         except Exception as error:
             log_fault(error, f"{scope['method']} {scope['path']}", log_content=self.log_content)
             if started:  # too late for a status: closing the connection is the only honest end

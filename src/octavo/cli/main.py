@@ -16,7 +16,14 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one command. Returns: its exit code; 2 where there is no command, 130 after Ctrl-C."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="octavo",
         description="A language model server for one machine and many people, on paged KV memory.",
@@ -31,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 2
-    try:
-        return int(modules[args.command].run(args))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return int(modules[args.command].run(args))
 
 
 class _Version(argparse.Action):

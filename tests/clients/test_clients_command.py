@@ -1,0 +1,66 @@
+"""The `octavo` command around its sub-commands."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.main import COMMANDS, main
+
+
+def _octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "octavo.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _octavo("--version").stdout.startswith("octavo 0.")
+    assert main([]) == 2
+    said = capsys.readouterr().out
+    assert all(command in said for command in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["sing"], ["serve", "--no-such-flag"], ["serve", "--port", "99999"]])
+def test_a_wrong_command_line_is_2_and_a_usage_line(arguments: list[str]) -> None:
+    result = _octavo(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("usage: octavo")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "bench"])
+def test_reading_a_command_line_loads_no_heavy_package(command: str) -> None:
+    program = (
+        "import sys\n"
+        "from octavo.cli.main import main\n"
+        "try:\n"
+        f"    main([{command!r}, '--help'])\n"
+        "except SystemExit:\n"
+        "    heavy = {'numpy', 'starlette', 'uvicorn', 'jinja2', 'tokenizers', 'rich', 'asyncio'}\n"
+        "    sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, f"loaded {result.stderr.strip()}"
+
+
+@pytest.mark.parametrize("after", [0.15, 0.3, 0.5])
+def test_an_interrupted_start_leaves_no_traceback(smollm2_path: Path, after: float) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(smollm2_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert "Traceback" not in said
+    assert process.returncode in (0, 130)
