@@ -1,4 +1,9 @@
-"""Where llama.cpp chose another token than we would, it must be a near tie."""
+"""Where llama.cpp chose another token than we would: a near tie, or the file's exact meaning is on our side.
+
+llama.cpp rounds activations to 8 bits and sums values in half precision; we round differently. On these
+answers the float64 forward itself disagrees with llama.cpp at 18 of 598 steps, with gaps of up to 0.29: a gap
+above 0.1 is therefore only held against us where float64 takes llama.cpp's token.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from octavo.model.model import Model
 
+from octavo.model.model import Model
+from oracle.float64_llama import Float64Llama
 from oracle.teacher_forced import paged_logits
 
+NEAR_TIE = 0.1
 RECORDED = json.loads((Path(__file__).parent / "data" / "llamacpp_smollm2.json").read_text())
 ANSWERS = [
     pytest.param(answer, id=f"{kind}-{number}")
@@ -26,16 +33,32 @@ def smollm2(smollm2_path: Path) -> Iterator[Model]:
     model.close()
 
 
+@pytest.fixture(scope="module")
+def reference(smollm2_path: Path) -> Float64Llama:
+    return Float64Llama(smollm2_path)
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_disagreement_with_llamacpp_is_a_near_tie(smollm2: Model, answer: dict[str, list[int]]) -> None:
+def test_a_disagreement_with_llamacpp_is_a_near_tie_or_right(
+    smollm2: Model, reference: Float64Llama, answer: dict[str, list[int]]
+) -> None:
     prompt, output = answer["prompt_ids"], answer["output_ids"]
-    gaps = {}
-    for start, logits in paged_logits(smollm2, prompt + output[:-1]):
-        for row, ours in enumerate(logits):
-            step = start + row - (len(prompt) - 1)
-            if step >= 0:
-                gap = float(ours.max() - ours[output[step]])
-                if gap > 0.0:
-                    gaps[step] = round(gap, 4)
-    print(f"disagreements at {len(gaps)} of {len(output)} steps, with gaps {gaps}")
-    assert all(gap <= 0.1 for gap in gaps.values()), gaps
+    tokens = prompt + output[:-1]
+    first = len(prompt) - 1  # the position whose logits chose output[0]
+    chosen: dict[int, tuple[int, float]] = {}  # step: (our token, our gap to llama.cpp's)
+    for start, logits in paged_logits(smollm2, tokens):
+        for row in range(max(first - start, 0), len(logits)):
+            step = start + row - first
+            ours, theirs = int(logits[row].argmax()), output[step]
+            if ours != theirs:
+                chosen[step] = ours, float(logits[row, ours] - logits[row, theirs])
+    print(f"disagreements: {len(chosen)} of {len(output)} steps, (token, gap) at each: {chosen}")
+
+    wide = {step: token for step, (token, gap) in chosen.items() if gap > NEAR_TIE}
+    if wide:
+        exact = reference.logits(reference.cached_hidden(tokens)[[first + step for step in wide]])
+        for row, (step, token) in zip(exact, wide.items(), strict=True):
+            assert row[token] > row[output[step]], (
+                f"step {step}: we prefer {token} to llama.cpp's {output[step]} by {chosen[step][1]:.3f}, "
+                f"float64 the other way by {row[output[step]] - row[token]:.3f}"
+            )
