@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from clients.server_process import wait_until
 from octavo.cli.main import COMMANDS, main
 
 
@@ -55,12 +57,26 @@ def test_reading_a_command_line_loads_no_heavy_package(command: str) -> None:
     assert result.returncode == 0, f"loaded {result.stderr.strip()}"
 
 
-@pytest.mark.parametrize("after", [0.15, 0.3, 0.5])
-def test_an_interrupted_start_leaves_no_traceback(smollm2_path: Path, after: float) -> None:
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(smollm2_path), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.3, 0.4])
+def test_an_interrupted_start_ends_at_once_without_a_traceback(smollm2_path: Path, after: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(smollm2_path), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: _listens(port))
         time.sleep(after)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert "Traceback" not in said
     assert process.returncode in (0, 130)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
