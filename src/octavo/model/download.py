@@ -266,11 +266,12 @@ def _while_watching(work: Callable[[], str], watch: Callable[[], None]) -> str:
 
 
 def _bytes_below(folder: Path) -> int:
+    """What has arrived so far, while another process makes, moves and removes files and folders in there."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # moved away since it was listed
-            if path.is_file():
-                total += path.stat().st_size
+    for place, _, files in os.walk(folder):  # a folder that goes away meanwhile is passed over
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
     return total
 
 
