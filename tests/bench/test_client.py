@@ -96,6 +96,12 @@ def test_the_stream_ends_with_its_last_event_even_where_the_server_keeps_the_con
         assert len(ask(port, 3)) == 3
 
 
+def test_a_stream_that_stalls_is_given_up() -> None:
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(event("a"))
+    with server([head], close=False) as port, pytest.raises(AnswerFailed, match=r"1 answers .* 0\.2 s"):
+        stream_completions(port, [{"prompt": [1], "max_tokens": 4}], timeout=0.2)
+
+
 def test_tokens_are_spread_over_the_events() -> None:
     answer = StreamedAnswer(0.0, (1.0, 2.0, 3.0, 4.0), prompt_tokens=7, completion_tokens=8)
     assert answer.tokens_between(1.0, 3.0) == 4

@@ -57,16 +57,22 @@ class StreamedAnswer:
         return events * self.completion_tokens / len(self.arrivals)
 
 
-def stream_completions(port: int, bodies: Sequence[Mapping[str, Any]]) -> list[StreamedAnswer]:
+def stream_completions(
+    port: int, bodies: Sequence[Mapping[str, Any]], *, timeout: float = 900.0
+) -> list[StreamedAnswer]:
     """Send all requests at once to 127.0.0.1 and read every stream to its end.
 
-    bodies: of /v1/completions; `stream` and `stream_options` are set here.
+    bodies: of /v1/completions; `stream` and `stream_options` are set here. timeout: seconds for all.
 
-    Raises: AnswerFailed, after all of them have ended.
+    Raises: AnswerFailed, after all of them have ended, or because they have not.
     """
 
     async def together() -> list[_Recording]:
-        return await asyncio.gather(*(_record(port, body) for body in bodies))
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.gather(*(_record(port, body) for body in bodies))
+        except TimeoutError:
+            raise AnswerFailed(f"{len(bodies)} answers were not complete after {timeout:g} s") from None
 
     return [recording.answer() for recording in asyncio.run(together())]
 
