@@ -29,15 +29,25 @@ def product(x: Floats, matrix: Matrix, *, threads: int = 1, instruction_set: str
     return matmul(ThreadPool(threads), matrix, x, instruction_set)
 
 
-def quantized_activations(x: Floats) -> Doubles:
-    """What the specification makes of rows: groups of 32 share amax / 127, codes round to nearest even."""
-    groups = x.reshape(len(x), -1, GROUP)
-    amax = np.abs(groups).max(axis=2, keepdims=True)
-    usable = amax >= np.float32(SMALLEST_NORMAL * 127.0)
-    safe = np.where(usable, amax, np.float32(1.0))
-    codes = np.where(usable, np.rint(groups * (np.float32(127.0) / safe)), np.float32(0.0))
-    scales = np.where(usable, safe / np.float32(127.0), np.float32(0.0))
-    coded: Doubles = (codes.astype(np.float64) * scales).reshape(x.shape)
+def activation_steps(x: Floats, coding: str) -> Floats:
+    """What a code of 1 is worth in each group of 32: float32[rows, groups, 1].
+
+    Eight-bit weights meet 16-bit codes. Four-bit weights meet 8-bit codes of all but the first largest value of
+    a group, which has a 16-bit code.
+    """
+    sizes = np.sort(np.abs(x.reshape(len(x), -1, GROUP)), axis=2)
+    largest = sizes[..., -1:] / np.float32(32767.0)
+    if coding == "Q8_0":
+        return largest
+    return np.maximum(largest, sizes[..., -2:-1] / np.float32(127.0))
+
+
+def quantized_activations(x: Floats, coding: str) -> Doubles:
+    """What the specification makes of rows: codes round to nearest even."""
+    groups, steps = x.reshape(len(x), -1, GROUP), activation_steps(x, coding)
+    usable = steps >= np.float32(SMALLEST_NORMAL)
+    codes = np.rint(groups * (np.float32(1.0) / np.where(usable, steps, np.float32(1.0))))
+    coded: Doubles = np.where(usable, codes.astype(np.float64) * steps, 0.0).reshape(x.shape)
     return coded
 
 
@@ -59,7 +69,7 @@ def test_quantised_weights_differ_from_float64_by_accumulation_only(
     """The reference takes the dequantised weights and the activations as the specification codes them."""
     matrix = random_matrix(coding, out, columns, seed=out)
     x = activations(37, columns)
-    coded, weights = quantized_activations(x), matrix.dequantize()
+    coded, weights = quantized_activations(x, coding), matrix.dequantize()
 
     error = np.abs(product(x, matrix) - coded @ weights.astype(np.float64).T)
 
@@ -76,15 +86,31 @@ def test_quantised_weights_differ_from_float64_by_accumulation_only(
 def test_quantised_weights_differ_from_unrounded_activations_by_half_a_code(
     coding: str, out: int, columns: int
 ) -> None:
-    """An activation is off by at most half a code: amax / 254 of its group."""
+    """Of 4-bit weights 1 / 254 of a group's second largest value, of 8-bit ones 1 / 65,534 of the largest."""
     matrix = random_matrix(coding, out, columns, seed=out)
     x, weights = activations(37, columns), matrix.dequantize().astype(np.float64)
 
     error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
 
-    half_code = np.abs(x.reshape(len(x), -1, GROUP)).max(axis=2) / 254.0 * (1.0 + 1e-4)
+    half_code = activation_steps(x, coding)[..., 0] / 2.0 * (1.0 + 1e-4)
     sums = np.abs(weights).reshape(out, -1, GROUP).sum(axis=2)
-    assert (error <= half_code @ sums.T * (1.0 + 1e-3)).all()
+    rounding = error_bound(x.astype(np.float64), matrix.dequantize(), 2 * columns // GROUP + 6)
+    assert (error <= half_code @ sums.T + 4.0 * rounding).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+def test_one_outlier_costs_its_neighbours_nothing(coding: str) -> None:
+    """Networks have such values; with one scale for 32 they would take most of the others' precision."""
+    matrix = random_matrix(coding, 24, 64)
+    weights = matrix.dequantize().astype(np.float64)
+    x = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    half_codes = np.abs(x.reshape(16, -1, GROUP)).max(axis=2) / 254.0
+    x[:, 5] = 100.0
+    error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
+    sums = np.abs(weights).reshape(24, -1, GROUP).sum(axis=2)
+    assert (
+        error <= half_codes @ sums.T + 4.0 * error_bound(x.astype(np.float64), matrix.dequantize(), 10)
+    ).all()
 
 
 @pytest.mark.parametrize("coding", FLOAT_TYPES)
@@ -171,14 +197,14 @@ def test_rows_of_zeros_give_zeros(coding: str, instruction_set: str) -> None:
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 1.1e-38, 1.4e-36])
 def test_rows_too_small_for_a_scale_give_zeros(coding: str, instruction_set: str, size: float) -> None:
-    """amax subnormal, or so small that amax / 127 would be."""
+    """The largest value subnormal, or so small that the step of a code would be."""
     matrix = random_matrix(coding, 21, 64)
     x = np.full((5, 64), size, dtype=np.float32)
     assert (product(x, matrix, instruction_set=instruction_set) == 0.0).all()
 
 
 @pytest.mark.parametrize("coding", QUANTIZED_TYPES)
-@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e34])
+@pytest.mark.parametrize("size", [1e-28, 1e-20, 1e20, 1e34])
 def test_extreme_rows_stay_within_half_a_code(coding: str, size: float) -> None:
     matrix = random_matrix(coding, 21, 64, spread=0.01)
     x = np.random.default_rng(0).uniform(-size, size, (5, 64)).astype(np.float32)

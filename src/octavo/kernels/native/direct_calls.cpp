@@ -59,15 +59,16 @@ class MatmulCall {
         if (k_ != matrices_[0]->in_features())
             throw std::invalid_argument("rows of " + std::to_string(k_) + " do not fit a matrix over " +
                                         std::to_string(matrices_[0]->in_features()));
-        if (matrices_[0]->quantized()) activations_.resize(rows_, k_);
+        activations_.reserve(rows_, k_, matrices_[0]->activation_codes());
     }
 
     void operator()() {
         pool_.run([&](int) {
-            if (matrices_[0]->quantized())
+            if (matrices_[0]->activation_codes() != kNoCodes)
                 pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end) {
                     for (int64_t i = begin; i < end; ++i)
-                        activations_.quantize(kernels_, static_cast<int>(i), x_ + i * k_, k_);
+                        activations_.quantize(kernels_, static_cast<int>(i), x_ + i * k_, k_,
+                                              matrices_[0]->activation_codes());
                 });
             linear(kernels_, pool_, matrices_, activations_.view(x_, k_), rows_, out_,
                    static_cast<int>(matrices_[0]->out_features()), false);

@@ -14,15 +14,31 @@ constexpr int kRunTokens = 256;  // positions whose attention state is computed 
 
 enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kCount };
 
+// The largest value of a group of activations, which keeps a code of its own: 4-bit weights meet 8-bit codes,
+// and one outlier would leave the 31 others few steps. |code| <= 32,767; where = byte offset of the 8
+// columns' codes for this k in a packed group, and the bit in each 32-bit lane.
+struct WideCode {
+    int32_t code;
+    int32_t offset;
+    int32_t shift;
+};
+
+// Which codes of a row a matrix reads.
+enum ActivationCodes : int { kNoCodes = 0, kCodes8 = 1, kCodes16 = 2 };
+
 // Rows of activations as the matmuls read them.
 struct Activations {
-    const float* x;            // [rows][k], the unquantised rows (float weights)
-    const int8_t* codes;       // [rows][k]
-    const int16_t* codes16;    // [rows][k], the same codes for 8-bit weights
-    const float* scales;       // [rows][k / 32]
-    const int32_t* sums;       // [rows][k / 32], sum of the codes of a group
-    const float* scaled_sums;  // [rows][k / 32], scale * sum
+    const float* x;  // [rows][x_stride], the unquantised rows (float weights)
     int x_stride;
+    // For 4-bit weights: x is about scale * code, the largest of each group apart.
+    const int8_t* codes;       // [rows][k], 0 where the wide code stands
+    const WideCode* wide;      // [rows][k / 32]
+    const float* scales;       // [rows][k / 32]
+    const int32_t* sums;       // [rows][k / 32], sum of the codes of a group, the wide one included
+    const float* scaled_sums;  // [rows][k / 32], scale * sum
+    // For 8-bit weights.
+    const int16_t* codes16;  // [rows][k]
+    const float* scales16;   // [rows][k / 32]
 };
 
 struct MatmulTask {
@@ -73,10 +89,11 @@ constexpr int kSliceTokens = 64;
 struct KernelTable {
     const char* name;
 
-    // Round-to-nearest-even codes in [-127, 127], a scale of amax / 127 for each 32; amax below the normal
-    // range gives zero codes. n is a multiple of 32.
-    void (*quantize_row)(const float* x, int n, int8_t* codes, int16_t* codes16, float* scales, int32_t* sums,
-                         float* scaled_sums);
+    // Nearest-even codes in groups of 32; n is a multiple of 32. A group that is not finite gets a NaN scale,
+    // one whose scale would not be a normal number zero codes.
+    void (*quantize_row8)(const float* x, int n, int8_t* codes, WideCode* wide, float* scales, int32_t* sums,
+                          float* scaled_sums);
+    void (*quantize_row16)(const float* x, int n, int16_t* codes, float* scales);
     // out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
     void (*rms_norm_row)(const float* x, const float* weight, int n, float eps, float* out);
     // out = gate / (1 + exp(-gate)) * up (Shazeer 2020, SwiGLU).

@@ -18,7 +18,8 @@ namespace {
 
 const KernelTable kTable = {
     "avx2",
-    quantize_row,
+    quantize_row8,
+    quantize_row16,
     rms_norm_row,
     silu_mul_row,
     rope_row,

@@ -54,7 +54,9 @@ inline void quantized_tile(const MatmulTask& t, const uint8_t* tile, int row, fl
             const int8_t* rows[kRows];
             for (int r = 0; r < kRows; ++r)
                 rows[r] = a.codes + static_cast<int64_t>(row + r) * t.k + g * kGroup;
-            dot_4bit<kRows>(group, rows, dot);
+            const WideCode* wide[kRows];
+            for (int r = 0; r < kRows; ++r) wide[r] = a.wide + static_cast<int64_t>(row + r) * groups + g;
+            dot_4bit<kRows>(group, rows, wide, dot);
         }
         const F32x8 scale = load(reinterpret_cast<const Half*>(group + Layout::kCodeBytes));
         F32x8 minimum = zero_f32();
@@ -63,7 +65,8 @@ inline void quantized_tile(const MatmulTask& t, const uint8_t* tile, int row, fl
         for (int r = 0; r < kRows; ++r) {
             const int64_t at = static_cast<int64_t>(row + r) * groups + g;
             if constexpr (kType == WeightType::kQ4_0) dot[r] = sub(dot[r], broadcast(8 * a.sums[at]));
-            acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(a.scales[at])), acc[r]);
+            const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
+            acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(row_scale)), acc[r]);
             if constexpr (Layout::kHasMinimum) acc[r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[r]);
         }
     }

@@ -15,7 +15,8 @@ namespace {
 
 const KernelTable kTable = {
     "portable",
-    quantize_row,
+    quantize_row8,
+    quantize_row16,
     rms_norm_row,
     silu_mul_row,
     rope_row,

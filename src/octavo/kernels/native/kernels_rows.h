@@ -45,34 +45,63 @@ inline F32x8 load_first(const float* p, int count, float fill) {
     return load(v);
 }
 
-void quantize_row(const float* x, int n, int8_t* codes, int16_t* codes16, float* scales, int32_t* sums,
-                  float* scaled_sums) {
+constexpr float kSmallestNormal = 1.17549435e-38f;
+
+// A NaN if any of the group is NaN or infinite, else 0: added to a scale it keeps a broken row broken, so
+// that its request fails and its neighbours' do not.
+inline float broken(const F32x8 (&v)[4]) {
+    const F32x8 zero = zero_f32();
+    return sum_lanes(add(add(mul(v[0], zero), mul(v[1], zero)), add(mul(v[2], zero), mul(v[3], zero))));
+}
+
+inline float largest_magnitude(const F32x8 (&v)[4]) {
+    return max_lanes(max(max(abs(v[0]), abs(v[1])), max(abs(v[2]), abs(v[3]))));
+}
+
+void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* scales, int32_t* sums,
+                   float* scaled_sums) {
     for (int g = 0; g < n / kGroup; ++g) {
-        const float* from = x + g * kGroup;
         F32x8 v[4];
-        F32x8 largest = zero_f32();
+        for (int i = 0; i < 4; ++i) v[i] = load(x + g * kGroup + 8 * i);
+        const float nan_or_zero = broken(v);
+        const float first = largest_magnitude(v);
+        // The first of the largest: its value apart, 0 in its place.
+        int at = 0;
         for (int i = 0; i < 4; ++i) {
-            v[i] = load(from + 8 * i);
-            largest = max(abs(v[i]), largest);
+            const int lane = first_lane_equal(abs(v[i]), first);
+            if (lane == 8) continue;
+            at = 8 * i + lane;
+            v[i] = without_lane(v[i], lane);
+            break;
         }
-        const float amax = max_lanes(largest);
-        const bool usable = amax >= 1.17549435e-38f * 127.0f;  // the scale itself must be a normal number
-        const float scale = usable ? amax / 127.0f : 0.0f;
-        const float inverse = usable ? 127.0f / amax : 0.0f;
-        int32_t rounded[kGroup];
-        for (int i = 0; i < 4; ++i) store(rounded + 8 * i, round_to_int(mul(v[i], broadcast(inverse))));
-        int32_t sum = 0;
-        for (int i = 0; i < kGroup; ++i) {
-            sum += rounded[i];
-            codes[g * kGroup + i] = static_cast<int8_t>(rounded[i]);
-            codes16[g * kGroup + i] = static_cast<int16_t>(rounded[i]);
-        }
-        // A row with a NaN must stay a row with a NaN: its request fails, its neighbours do not.
-        bool finite = true;
-        for (int i = 0; i < kGroup; ++i) finite &= from[i] - from[i] == 0.0f;
-        scales[g] = finite ? scale : __builtin_nanf("");
-        sums[g] = sum;
-        scaled_sums[g] = scales[g] * static_cast<float>(sum);
+        const float second = largest_magnitude(v);
+        const float fine = second / 127.0f, coarse = first / 32767.0f;
+        const float step = fine > coarse ? fine : coarse;
+        const bool usable = step >= kSmallestNormal;
+        const F32x8 inverse = broadcast(usable ? 1.0f / step : 0.0f);
+        I32x8 rounded[4];
+        for (int i = 0; i < 4; ++i) rounded[i] = round_to_int(mul(v[i], inverse));
+        store_codes(codes + g * kGroup, rounded);
+        int32_t largest[8];
+        store(largest, round_to_int(mul(broadcast(x[g * kGroup + at]), inverse)));
+        wide[g] = {largest[0], at / 8 * 32, at % 8 < 4 ? at % 4 * 8 : at % 4 * 8 + 4};
+        sums[g] = sum_lanes(add(add(rounded[0], rounded[1]), add(rounded[2], rounded[3]))) + largest[0];
+        scales[g] = (usable ? step : 0.0f) + nan_or_zero;
+        scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
+    }
+}
+
+void quantize_row16(const float* x, int n, int16_t* codes, float* scales) {
+    for (int g = 0; g < n / kGroup; ++g) {
+        F32x8 v[4];
+        for (int i = 0; i < 4; ++i) v[i] = load(x + g * kGroup + 8 * i);
+        const float step = largest_magnitude(v) / 32767.0f;
+        const bool usable = step >= kSmallestNormal;
+        const F32x8 inverse = broadcast(usable ? 1.0f / step : 0.0f);
+        I32x8 rounded[4];
+        for (int i = 0; i < 4; ++i) rounded[i] = round_to_int(mul(v[i], inverse));
+        store_codes(codes + g * kGroup, rounded);
+        scales[g] = (usable ? step : 0.0f) + broken(v);
     }
 }
 

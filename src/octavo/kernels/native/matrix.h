@@ -53,7 +53,11 @@ class Matrix {
     int64_t num_tiles() const { return num_tiles_; }
     int64_t tile_bytes() const { return tile_bytes_; }
     const uint8_t* tiles() const { return tiles_; }
-    bool quantized() const { return type_ >= WeightType::kQ4_0; }
+    // The codes of its rows of activations that a product reads.
+    ActivationCodes activation_codes() const {
+        if (type_ == WeightType::kQ8_0) return kCodes16;
+        return type_ >= WeightType::kQ4_0 ? kCodes8 : kNoCodes;
+    }
 
     // Row `index` of the original matrix as float[in_features], equal to the reference dequantiser's bits.
     void dequantize_row(int64_t index, float* out) const;

@@ -17,28 +17,51 @@ std::string text(int64_t number) { return std::to_string(number); }
 
 }  // namespace
 
-void ActivationBuffer::resize(int rows, int k) {
+void ActivationBuffer::reserve(int rows, int k, int codes) {
     const size_t values = static_cast<size_t>(rows) * k;
-    codes_.resize(values);
-    codes16_.resize(values);
-    scales_.resize(values / kGroup);
-    scaled_sums_.resize(values / kGroup);
-    sums_.resize(values / kGroup);
+    const auto grow = [](auto& array, size_t size) { array.resize(std::max(array.size(), size)); };
+    if (codes & kCodes8) {
+        grow(codes_, values);
+        grow(wide_, values / kGroup);
+        grow(scales_, values / kGroup);
+        grow(sums_, values / kGroup);
+        grow(scaled_sums_, values / kGroup);
+    }
+    if (codes & kCodes16) {
+        grow(codes16_, values);
+        grow(scales16_, values / kGroup);
+    }
 }
 
-void ActivationBuffer::quantize(const KernelTable& kernels, int row, const float* x, int k) {
+void ActivationBuffer::quantize(const KernelTable& kernels, int row, const float* x, int k, int codes) {
     const int64_t at = static_cast<int64_t>(row) * k;
     const int64_t group = at / kGroup;
-    kernels.quantize_row(x, k, codes_.data() + at, codes16_.data() + at, scales_.data() + group,
-                         sums_.data() + group, scaled_sums_.data() + group);
+    if (codes & kCodes8)
+        kernels.quantize_row8(x, k, codes_.data() + at, wide_.data() + group, scales_.data() + group,
+                              sums_.data() + group, scaled_sums_.data() + group);
+    if (codes & kCodes16) kernels.quantize_row16(x, k, codes16_.data() + at, scales16_.data() + group);
 }
 
 Activations ActivationBuffer::view(const float* x, int x_stride) const {
-    return {x, codes_.data(), codes16_.data(), scales_.data(), sums_.data(), scaled_sums_.data(), x_stride};
+    Activations view{};
+    view.x = x;
+    view.x_stride = x_stride;
+    view.codes = codes_.data();
+    view.wide = wide_.data();
+    view.scales = scales_.data();
+    view.sums = sums_.data();
+    view.scaled_sums = scaled_sums_.data();
+    view.codes16 = codes16_.data();
+    view.scales16 = scales16_.data();
+    return view;
 }
 
 int64_t ActivationBuffer::nbytes() const {
-    return static_cast<int64_t>(codes_.size()) * 3 + static_cast<int64_t>(scales_.size()) * 12;
+    const auto bytes = [](const auto& array) {
+        return static_cast<int64_t>(array.size() * sizeof(array[0]));
+    };
+    return bytes(codes_) + bytes(codes16_) + bytes(wide_) + bytes(scales_) + bytes(scaled_sums_) +
+           bytes(scales16_) + bytes(sums_);
 }
 
 void linear(const KernelTable& kernels, ThreadPool& pool,
@@ -96,31 +119,31 @@ void Program::rms_norm(int in, std::vector<float> weight, float eps, int out) {
     if (static_cast<int>(weight.size()) != widths_.at(in) || widths_.at(out) != widths_[in])
         refuse("a norm of " + text(weight.size()) + " does not fit buffers of " + text(widths_[in]) +
                " and " + text(widths_[out]));
-    operations_.push_back(RmsNorm{in, out, std::move(weight), eps, false});
+    operations_.push_back(RmsNorm{in, out, std::move(weight), eps, kNoCodes});
 }
 
 void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int out, bool accumulate) {
     int64_t columns = 0;
-    bool quantized = false;
+    int codes = kNoCodes;
     for (const auto& matrix : matrices) {
         if (matrix->in_features() != widths_.at(in))
             refuse("a matrix over " + text(matrix->in_features()) + " does not fit a buffer of " +
                    text(widths_[in]));
         columns += matrix->out_features();
-        quantized |= matrix->quantized();
+        codes |= matrix->activation_codes();
     }
     if (columns != widths_.at(out))
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
-    if (quantized) {
+    if (codes != kNoCodes) {
         // The operation that made `in` writes its codes as well, where it can: one pass and one barrier less.
         Operation* last = operations_.empty() ? nullptr : &operations_.back();
         if (auto* norm = last ? std::get_if<RmsNorm>(last) : nullptr; norm && norm->out == in)
-            norm->quantize = true;
+            norm->codes |= codes;
         else if (auto* gated = last ? std::get_if<SiluMul>(last) : nullptr; gated && gated->out == in)
-            gated->quantize = true;
+            gated->codes |= codes;
         else
-            operations_.push_back(Quantize{in});
-        max_k_ = std::max(max_k_, widths_[in]);
+            operations_.push_back(Quantize{in, codes});
+        activations_.reserve(row_tile_, widths_[in], codes);
     }
     operations_.push_back(Linear{in, out, std::move(matrices), accumulate});
 }
@@ -149,7 +172,7 @@ void Program::silu_mul(int gate_up, int out) {
     if (widths_.at(gate_up) != 2 * widths_.at(out))
         refuse("a gate and up of " + text(widths_[gate_up]) + " do not fit an output of " +
                text(widths_[out]));
-    operations_.push_back(SiluMul{gate_up, out, false});
+    operations_.push_back(SiluMul{gate_up, out, kNoCodes});
 }
 
 void Program::logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head) {
@@ -162,9 +185,8 @@ void Program::logits(int in, std::vector<float> norm_weight, float eps, std::sha
     head_rows_ = std::min(head_rows_, row_tile_);
     head_input_.reset(new float[static_cast<size_t>(head_rows_) * widths_[in]]);
     logits_.reset(new float[head_rows_ * head_->out_features()]);
-    if (head_->quantized()) max_k_ = std::max(max_k_, widths_[in]);
+    activations_.reserve(row_tile_, widths_[in], head_->activation_codes());
     operations_.push_back(Logits{in, std::move(norm_weight), eps});
-    activations_.resize(row_tile_, max_k_);
 }
 
 void Program::rope(std::vector<double> inverse_frequencies, double magnitude) {
@@ -300,10 +322,11 @@ void Program::run_operation(const Operation& operation, int thread) {
         each_row([&](int i) {
             kernels_.rms_norm_row(row(op->in, i), op->weight.data(), widths_[op->in], op->eps,
                                   row(op->out, i));
-            if (op->quantize) activations_.quantize(kernels_, i, row(op->out, i), widths_[op->out]);
+            activations_.quantize(kernels_, i, row(op->out, i), widths_[op->out], op->codes);
         });
     } else if (const auto* op = std::get_if<Quantize>(&operation)) {
-        each_row([&](int i) { activations_.quantize(kernels_, i, row(op->in, i), widths_[op->in]); });
+        each_row(
+            [&](int i) { activations_.quantize(kernels_, i, row(op->in, i), widths_[op->in], op->codes); });
     } else if (const auto* op = std::get_if<Linear>(&operation)) {
         octavo::linear(kernels_, pool, op->matrices, activations_.view(row(op->in, 0), widths_[op->in]), rows,
                        row(op->out, 0), widths_[op->out], op->accumulate);
@@ -327,7 +350,7 @@ void Program::run_operation(const Operation& operation, int thread) {
         const int n = widths_[op->out];
         each_row([&](int i) {
             kernels_.silu_mul_row(row(op->in, i), row(op->in, i) + n, n, row(op->out, i));
-            if (op->quantize) activations_.quantize(kernels_, i, row(op->out, i), n);
+            activations_.quantize(kernels_, i, row(op->out, i), n, op->codes);
         });
     } else if (const auto* op = std::get_if<Logits>(&operation)) {
         run_logits(*op, thread);
@@ -346,7 +369,8 @@ void Program::run_logits(const Logits& op, int) {
                 float* normed = head_input_.get() + i * width;
                 kernels_.rms_norm_row(row(op.in, tile_.logit_rows[first + i]), op.weight.data(), width,
                                       op.eps, normed);
-                if (head_->quantized()) activations_.quantize(kernels_, static_cast<int>(i), normed, width);
+                activations_.quantize(kernels_, static_cast<int>(i), normed, width,
+                                      head_->activation_codes());
             }
         });
         octavo::linear(kernels_, pool, {head_}, activations_.view(head_input_.get(), width), rows,

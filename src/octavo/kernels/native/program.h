@@ -34,15 +34,17 @@ struct Batch {
 // Rows of codes with their scales, filled by one operation and read by the next.
 class ActivationBuffer {
   public:
-    void resize(int rows, int k);
-    void quantize(const KernelTable& kernels, int row, const float* x, int k);
+    // Room for rows of k of the given ActivationCodes, which may be several; never shrinks.
+    void reserve(int rows, int k, int codes);
+    void quantize(const KernelTable& kernels, int row, const float* x, int k, int codes);
     Activations view(const float* x, int x_stride) const;
     int64_t nbytes() const;
 
   private:
     std::vector<int8_t> codes_;
     std::vector<int16_t> codes16_;
-    std::vector<float> scales_, scaled_sums_;
+    std::vector<WideCode> wide_;
+    std::vector<float> scales_, scaled_sums_, scales16_;
     std::vector<int32_t> sums_;
 };
 
@@ -94,10 +96,10 @@ class Program {
         int in, out;
         std::vector<float> weight;
         float eps;
-        bool quantize;
+        int codes;  // ActivationCodes that the next operation reads
     };
     struct Quantize {
-        int in;
+        int in, codes;
     };
     struct Linear {
         int in, out;
@@ -111,8 +113,7 @@ class Program {
         int qkv, out, layer;
     };
     struct SiluMul {
-        int in, out;
-        bool quantize;
+        int in, out, codes;
     };
     struct Logits {
         int in;
@@ -151,7 +152,6 @@ class Program {
     std::vector<std::unique_ptr<float[]>> buffers_;
     std::vector<int> widths_;
     ActivationBuffer activations_;
-    int max_k_ = 0;
     int num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
     int64_t vocab_rows_ = 0;
     std::shared_ptr<Matrix> head_;

@@ -46,16 +46,46 @@ inline I32x8 add(I32x8 a, I32x8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I32x8 sub(I32x8 a, I32x8 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 inline void store(int32_t* p, I32x8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 
+// The first lane of a that equals x, 8 if none does.
+inline int first_lane_equal(F32x8 a, float x) {
+    const int equal = _mm256_movemask_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(x), _CMP_EQ_OQ));
+    return __builtin_ctz(equal | 256);
+}
+inline F32x8 without_lane(F32x8 a, int lane) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return {_mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, _mm256_set1_epi32(lane))), a.v)};
+}
+inline int32_t sum_lanes(I32x8 a) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
+inline void store_codes(int16_t* p, const I32x8 (&v)[4]) {
+    for (int i = 0; i < 2; ++i) {
+        const __m256i pairs = _mm256_packs_epi32(v[2 * i].v, v[2 * i + 1].v);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16 * i), _mm256_permute4x64_epi64(pairs, 0xd8));
+    }
+}
+inline void store_codes(int8_t* p, const I32x8 (&v)[4]) {
+    const __m256i packed =
+        _mm256_packs_epi16(_mm256_packs_epi32(v[0].v, v[1].v), _mm256_packs_epi32(v[2].v, v[3].v));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(packed, order));
+}
+
 inline __m256i broadcast4(const void* p) {
     int32_t four;
     __builtin_memcpy(&four, p, 4);
     return _mm256_set1_epi32(four);
 }
 
-// out[r] lane c = sum over 32 k of codes(c, k) * rows[r][k], for 4-bit codes of 8 columns (128 bytes).
-// |row code| <= 127 and eight products of at most 2 * 15 * 127 a lane fit 16 bits: 30,480.
+// out[r] lane c = sum over 32 k of codes(c, k) * rows[r][k], for 4-bit codes of 8 columns (128 bytes), and
+// the wide code's product. |row code| <= 127 and eight products of at most 2 * 15 * 127 a lane fit 16 bits:
+// 30,480.
 template <int kRows>
-inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows],
+                     const WideCode* const (&wide)[kRows], I32x8 (&out)[kRows]) {
     const __m256i low = _mm256_set1_epi8(15);
     __m256i w[8];
     for (int j = 0; j < 4; ++j) {
@@ -70,7 +100,14 @@ inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I
             a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w[j], broadcast4(rows[r] + 4 * j)));
             b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w[j + 1], broadcast4(rows[r] + 4 * j + 4)));
         }
-        out[r].v = _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1));
+        const __m256i sum = _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1));
+        const WideCode& apart = *wide[r];
+        const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + apart.offset));
+        const __m256i w =
+            _mm256_and_si256(_mm256_srlv_epi32(lanes, _mm256_set1_epi32(apart.shift)), _mm256_set1_epi32(15));
+        // Both factors fit 16 bits, and the upper half of w's lanes is 0: vpmaddwd is the cheaper
+        // multiplication.
+        out[r].v = _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_set1_epi32(apart.code)));
     }
 }
 

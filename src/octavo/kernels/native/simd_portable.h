@@ -105,10 +105,31 @@ inline void store(int32_t* p, I32x8 a) {
     for (int i = 0; i < 8; ++i) p[i] = a.v[i];
 }
 
+inline F32x8 without_lane(F32x8 a, int lane) {
+    F32x8 r;
+    OCTAVO_LANES(i == lane ? 0.0f : a.v[i]);
+}
+
 #undef OCTAVO_LANES
 
+inline int first_lane_equal(F32x8 a, float x) {
+    int lane = 0;
+    while (lane < 8 && a.v[lane] != x) ++lane;
+    return lane;
+}
+inline int32_t sum_lanes(I32x8 a) {
+    int32_t sum = 0;
+    for (int i = 0; i < 8; ++i) sum += a.v[i];
+    return sum;
+}
+template <class Code>
+inline void store_codes(Code* p, const I32x8 (&v)[4]) {
+    for (int i = 0; i < kGroup; ++i) p[i] = static_cast<Code>(v[i / 8].v[i % 8]);
+}
+
 template <int kRows>
-inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
+inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows],
+                     const WideCode* const (&wide)[kRows], I32x8 (&out)[kRows]) {
     for (int r = 0; r < kRows; ++r) {
         for (int c = 0; c < 8; ++c) {
             int32_t sum = 0;
@@ -119,7 +140,9 @@ inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows], I
                     sum += (both[i] >> 4) * rows[r][8 * j + 4 + i];
                 }
             }
-            out[r].v[c] = sum;
+            uint32_t lane;
+            __builtin_memcpy(&lane, codes + wide[r]->offset + 4 * c, 4);
+            out[r].v[c] = sum + static_cast<int32_t>((lane >> wide[r]->shift) & 15u) * wide[r]->code;
         }
     }
 }
