@@ -32,8 +32,8 @@ def product(x: Floats, matrix: Matrix, *, threads: int = 1, instruction_set: str
 def activation_steps(x: Floats, coding: str) -> Floats:
     """What a code of 1 is worth in each group of 32: float32[rows, groups, 1].
 
-    Eight-bit weights meet 16-bit codes. Four-bit weights meet 8-bit codes of all but the first largest value of
-    a group, which has a 16-bit code.
+    Eight-bit weights meet 16-bit codes. Four-bit weights meet 8-bit codes of all but the first largest value
+    of a group, which has a 16-bit code.
     """
     sizes = np.sort(np.abs(x.reshape(len(x), -1, GROUP)), axis=2)
     largest = sizes[..., -1:] / np.float32(32767.0)
