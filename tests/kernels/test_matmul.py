@@ -36,10 +36,10 @@ def activation_steps(x: Floats, coding: str) -> Floats:
     of a group, which has a 16-bit code.
     """
     sizes = np.sort(np.abs(x.reshape(len(x), -1, GROUP)), axis=2)
-    steps: Floats = sizes[..., -1:] / np.float32(32767.0)
+    steps = sizes[..., -1:] / np.float32(32767.0)
     if coding != "Q8_0":
         steps = np.maximum(steps, sizes[..., -2:-1] / np.float32(127.0))
-    return steps
+    return steps.astype(np.float32)
 
 
 def quantized_activations(x: Floats, coding: str) -> Doubles:
