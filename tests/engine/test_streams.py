@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import random
 import threading
 
@@ -11,7 +13,7 @@ import pytest
 from engine.fake_model import VOCAB_SIZE, FakeModel, answer, running_engine
 from engine.reading import params, read, read_all, read_async, wait_until
 from octavo.engine.generation import MAX_UNREAD_TOKENS, LoopMailbox, ThreadMailbox
-from octavo.engine.request import Delta
+from octavo.engine.request import Delta, Request
 
 PROMPTS = [[(7 * i + j * j) % VOCAB_SIZE for j in range(5 + 23 * i)] for i in range(8)]
 
@@ -143,22 +145,54 @@ def test_one_loop_is_woken_once_a_step_however_many_streams_it_has(monkeypatch: 
     model = FakeModel()
     wakes = 0
 
-    async def everyone() -> None:
+    post = LoopMailbox.post
+
+    def counted(mailbox: LoopMailbox, requests: list[Request]) -> None:
         nonlocal wakes
-        loop = asyncio.get_running_loop()
-        plain = loop.call_soon_threadsafe
+        wakes += 1
+        post(mailbox, requests)
 
-        def counted(*args: object) -> object:
-            nonlocal wakes
-            wakes += threading.current_thread().name == "octavo-engine"
-            return plain(*args)  # type: ignore[arg-type]
+    monkeypatch.setattr(LoopMailbox, "post", counted)
 
-        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    async def everyone() -> None:
         await asyncio.gather(*(read_async(engine.submit(prompt, params(100))) for prompt in PROMPTS))
 
     with running_engine(model) as engine:
         asyncio.run(everyone())
     assert 0 < wakes <= len(model.steps)
+
+
+def test_an_engine_leaves_nothing_in_a_loop_that_lives_on() -> None:
+    """A program may open and close many engines on one event loop; each must take its eventfd away again."""
+
+    async def program() -> tuple[int, int]:
+        await one_engine()
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await one_engine()
+        gc.collect()
+        return before, len(os.listdir("/proc/self/fd"))
+
+    async def one_engine() -> None:
+        with running_engine() as engine:
+            assert await read_async(engine.submit(PROMPTS[0], params(3))) == (answer(PROMPTS[0], 3), "length")
+        await asyncio.sleep(0)
+
+    before, after = asyncio.run(program())
+    assert after == before
+
+
+def test_a_loop_that_ends_takes_its_eventfd_along() -> None:
+    with running_engine() as engine:
+
+        def once() -> int:
+            asyncio.run(read_async(engine.submit(PROMPTS[0], params(3))))
+            gc.collect()
+            return len(os.listdir("/proc/self/fd"))
+
+        first = once()
+        assert [once() for _ in range(4)] == [first] * 4
 
 
 @pytest.mark.timeout(20)

@@ -236,11 +236,10 @@ class Engine:
         self._loop.commands.put(partial(self._loop.resume, request))
 
     def mailbox_of(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
-        """The one mailbox of `loop`: all its streams are woken by a single post a step."""
+        """The one mailbox of `loop`, the running one: a single post a step wakes all its streams."""
         mailbox = self._mailboxes.get(loop)
         if mailbox is None:
-            with self._lock:
-                mailbox = self._mailboxes.setdefault(loop, LoopMailbox(loop))
+            mailbox = self._mailboxes[loop] = LoopMailbox(loop)
         return mailbox
 
     def healthy(self) -> bool:
@@ -275,6 +274,8 @@ class Engine:
             if self._thread.is_alive():
                 stuck = time.monotonic() - self._loop.last_progress
                 raise RuntimeError(f"the engine's step has not returned for {stuck:.1f} s")
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.detach()
         self._arena.close()
         if self._loop.fault is not None:
             raise self._loop.fault

@@ -9,7 +9,12 @@ tokens it has not read yet come together in its next `Delta`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import os
+import sys
 import weakref
+from collections import deque
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self
@@ -23,25 +28,58 @@ RESUME_UNREAD_TOKENS = MAX_UNREAD_TOKENS // 2
 """A held sequence goes on once its reader has come down to this; the distance keeps it from flapping."""
 
 
+_write_keeping_the_interpreter = ctypes.PyDLL(None).write
+_write_keeping_the_interpreter.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+_write_keeping_the_interpreter.restype = ctypes.c_ssize_t
+_ONE = (1).to_bytes(8, sys.byteorder)
+
+
 class LoopMailbox:
-    """One asyncio event loop as the engine sees it: one `call_soon_threadsafe` a step for all its streams."""
+    """One asyncio event loop as the engine sees it: one wake-up a step for all its streams.
+
+    `call_soon_threadsafe` writes to a socket and lets the interpreter go meanwhile; the loop it has just
+    woken takes it, and the engine stands still until the loop has served its streams (0.15 ms a step,
+    measured with one stream of SmolLM2). Here the loop watches an eventfd, and the write to it keeps the
+    interpreter: the loop wakes at once and goes on when the native step begins. Linux, as the arena is.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """To be called on the loop's own thread."""
         self._loop = weakref.ref(loop)
+        self._news: deque[list[Request]] = deque()
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._eventfd)
+        loop.add_reader(self._eventfd, self._deliver)
 
     def post(self, requests: list[Request]) -> None:
         """Wake the consumers of `requests` on their loop. Raises RuntimeError if the loop is closed."""
         loop = self._loop()
-        if loop is None:
-            raise RuntimeError("the event loop is gone")
-        loop.call_soon_threadsafe(_wake_consumers, requests)
+        if loop is None or loop.is_closed():
+            raise RuntimeError("the event loop is closed")
+        self._news.append(requests)
+        _write_keeping_the_interpreter(self._eventfd, _ONE, len(_ONE))
 
+    def detach(self) -> None:
+        """The engine has ended: the loop need not watch any more. From any thread."""
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed
+                loop.call_soon_threadsafe(self._detach)
 
-def _wake_consumers(requests: list[Request]) -> None:
-    for request in requests:
-        waiter = request.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def _detach(self) -> None:
+        self._deliver()
+        loop = self._loop()
+        assert loop is not None
+        loop.remove_reader(self._eventfd)
+
+    def _deliver(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._eventfd)
+        while self._news:
+            for request in self._news.popleft():
+                waiter = request.waiter
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
 
 
 class ThreadMailbox:
