@@ -137,6 +137,28 @@ def test_equal_scores_average_the_values() -> None:
     assert np.allclose(out[0, 0], kv.values.astype(np.float64).mean(axis=(0, 1)), rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+def test_a_weight_is_the_exponential_of_its_distance_within_two_ulp(instruction_set: str) -> None:
+    """Two positions: the first weighs 1, the second e^x, and 1 + e^x is 1 here, so that the output is e^x."""
+    distances = np.random.default_rng(0).uniform(-86.9, -17.5, (20, 384)).astype(np.float32)
+    kv = KV(np.zeros((2, 8, 16), dtype=np.float16), np.zeros((2, 8, 16), dtype=np.float16))
+    kv.keys[1, :, 0] = kv.values[1] = 1.0
+    queries = np.zeros((20, 1, 384, 16), dtype=np.float32)
+    queries[:, 0, :, 0] = distances
+    outs = attend([Chunk(kv, 1, rows) for rows in queries], instruction_set=instruction_set)
+    found = np.stack(outs)[:, 0, :, 0]
+    exact = np.exp(distances.astype(np.float64))
+    assert (np.abs(found - exact) <= 2.0 * np.spacing(exact.astype(np.float32))).all()
+
+
+def test_a_distance_beyond_float32_weighs_nothing() -> None:
+    kv = KV(np.zeros((2, 1, 16), dtype=np.float16), np.zeros((2, 1, 16), dtype=np.float16))
+    kv.keys[1, 0, 0] = kv.values[1] = 1.0
+    queries = np.zeros((1, 4, 16), dtype=np.float32)
+    queries[0, :, 0] = [-87.5, -200.0, -1e30, -3e38]
+    assert (attend([Chunk(kv, 1, queries)])[0] == 0.0).all()
+
+
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 600, 1500])
 def test_values_are_summed_in_token_order_inside_runs_of_256_that_are_folded_left(length: int) -> None:
     """The determinism rule itself. Zero queries weigh every value exactly 1: only the order is left."""

@@ -133,6 +133,40 @@ def test_float_weights_are_one_chain_of_fused_multiply_adds(coding: str) -> None
     assert same_bytes(product(x, matrix)[0], expected)
 
 
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+@pytest.mark.parametrize("at", range(GROUP))
+def test_an_outlier_may_stand_anywhere_in_its_group(coding: str, instruction_set: str, at: int) -> None:
+    matrix = random_matrix(coding, 21, 2 * GROUP)
+    weights = matrix.dequantize().astype(np.float64)
+    x = np.random.default_rng(at).uniform(-1.0, 1.0, (6, 2 * GROUP)).astype(np.float32)
+    x[:, at] = [200.0, -200.0, 1.0001, 250.0, -1.5, 30.0]
+    error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
+    assert (error <= 0.51 / 127.0 * np.abs(weights).sum(axis=1)).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+def test_one_value_among_zeros_is_exact_to_15_bits(coding: str, instruction_set: str) -> None:
+    matrix = random_matrix(coding, 21, 2 * GROUP)
+    weights = matrix.dequantize().astype(np.float64)
+    x = np.diag(np.random.default_rng(1).standard_normal(2 * GROUP)).astype(np.float32)
+    error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
+    assert (error <= np.abs(x).max(axis=1, keepdims=True) * np.abs(weights).max() * 2.0**-15).all()
+
+
+@pytest.mark.parametrize("coding", QUANTIZED_TYPES)
+@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+def test_values_that_share_the_largest_magnitude_are_each_counted_once(
+    coding: str, instruction_set: str
+) -> None:
+    matrix = random_matrix(coding, 21, 2 * GROUP)
+    weights = matrix.dequantize().astype(np.float64)
+    x = np.where(np.random.default_rng(2).random((50, 2 * GROUP)) < 0.5, -3.0, 3.0).astype(np.float32)
+    error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
+    assert (error <= 3.0 * 1e-5 * np.abs(weights).sum(axis=1)).all()
+
+
 # --- The same bytes
 
 

@@ -48,10 +48,14 @@ inline F32x8 load_first(const float* p, int count, float fill) {
 constexpr float kSmallestNormal = 1.17549435e-38f;
 
 // A NaN if any of the group is NaN or infinite, else 0: added to a scale it keeps a broken row broken, so
-// that its request fails and its neighbours' do not.
-inline float broken(const F32x8 (&v)[4]) {
+// that its request fails and its neighbours' do not. There are no codes for such a group: it becomes zeros.
+inline float take_broken(F32x8 (&v)[4]) {
     const F32x8 zero = zero_f32();
-    return sum_lanes(add(add(mul(v[0], zero), mul(v[1], zero)), add(mul(v[2], zero), mul(v[3], zero))));
+    const float nan_or_zero =
+        sum_lanes(add(add(mul(v[0], zero), mul(v[1], zero)), add(mul(v[2], zero), mul(v[3], zero))));
+    if (nan_or_zero != 0.0f)
+        for (F32x8& lanes : v) lanes = zero;
+    return nan_or_zero;
 }
 
 inline float largest_magnitude(const F32x8 (&v)[4]) {
@@ -63,7 +67,7 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
     for (int g = 0; g < n / kGroup; ++g) {
         F32x8 v[4];
         for (int i = 0; i < 4; ++i) v[i] = load(x + g * kGroup + 8 * i);
-        const float nan_or_zero = broken(v);
+        const float nan_or_zero = take_broken(v);
         const float first = largest_magnitude(v);
         // The first of the largest: its value apart, 0 in its place.
         int at = 0;
@@ -83,7 +87,8 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
         for (int i = 0; i < 4; ++i) rounded[i] = round_to_int(mul(v[i], inverse));
         store_codes(codes + g * kGroup, rounded);
         int32_t largest[8];
-        store(largest, round_to_int(mul(broadcast(x[g * kGroup + at]), inverse)));
+        const float apart = nan_or_zero == 0.0f ? x[g * kGroup + at] : 0.0f;
+        store(largest, round_to_int(mul(broadcast(apart), inverse)));
         wide[g] = {largest[0], at / 8 * 32, at % 8 < 4 ? at % 4 * 8 : at % 4 * 8 + 4};
         sums[g] = sum_lanes(add(add(rounded[0], rounded[1]), add(rounded[2], rounded[3]))) + largest[0];
         scales[g] = (usable ? step : 0.0f) + nan_or_zero;
@@ -95,13 +100,14 @@ void quantize_row16(const float* x, int n, int16_t* codes, float* scales) {
     for (int g = 0; g < n / kGroup; ++g) {
         F32x8 v[4];
         for (int i = 0; i < 4; ++i) v[i] = load(x + g * kGroup + 8 * i);
+        const float nan_or_zero = take_broken(v);
         const float step = largest_magnitude(v) / 32767.0f;
         const bool usable = step >= kSmallestNormal;
         const F32x8 inverse = broadcast(usable ? 1.0f / step : 0.0f);
         I32x8 rounded[4];
         for (int i = 0; i < 4; ++i) rounded[i] = round_to_int(mul(v[i], inverse));
         store_codes(codes + g * kGroup, rounded);
-        scales[g] = (usable ? step : 0.0f) + broken(v);
+        scales[g] = (usable ? step : 0.0f) + nan_or_zero;
     }
 }
 
