@@ -15,8 +15,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.model.catalog import DEFAULT_MODEL, resolve_model
 from octavo.model.model import Model
 from octavo.text.chat_template import ChatTemplate, ChatTemplateError
-from octavo.text.detokenizer import Detokenizer
-from octavo.text.stop_strings import StopStrings
+from octavo.text.text_stream import TextStream
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ class RequestOutput:
 
 
 class _Answer:
-    """One choice in the making: tokens in, text out, ended by a stop string wherever deltas happen to be
-    cut."""
+    """One choice in the making: tokens in, text out."""
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, generation: Generation, index: int
@@ -82,9 +80,7 @@ class _Answer:
         self.generation = generation
         self.done = False
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(params.stop)
-        self._min_tokens = params.min_tokens
+        self._stream = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._text: list[str] = []
 
     def receive(self) -> None:
@@ -93,28 +89,20 @@ class _Answer:
             self._add(delta)
 
     def _add(self, delta: Delta) -> None:
-        output = self.output
-        for position, token_id in enumerate(delta.token_ids):
-            output.token_ids.append(token_id)
-            num_tokens = len(output.token_ids)
-            if output.logprobs is not None:
-                self._add_logprobs(delta.logprobs[position])
-            if position == len(delta.text_token_ids):
-                break  # the token that ended the stream has no text in the answer
-            text = self._detokenizer.add([token_id])
-            # What came by min_tokens can be no part of a stop string.
-            self._text.append(text if num_tokens <= self._min_tokens else self._stops.push(text))
-            if self._stops.matched is not None:
-                self.generation.cancel(reason="stop")
-                self._end("stop", self._stops.matched)
-                return
-        if delta.finish_reason is not None:
-            self._text.append(self._stops.push(self._detokenizer.finish()))
+        finish_reason = delta.finish_reason
+        text, starts = self._stream.add(delta.text_token_ids, last=finish_reason is not None)
+        self._text.append(text)
+        matched = self._stream.matched
+        num_taken = len(delta.token_ids) if matched is None else len(starts)
+        self.output.token_ids += delta.token_ids[:num_taken]
+        for entry in delta.logprobs[:num_taken]:
+            self._add_logprobs(entry)
+        if matched is not None:
+            self.generation.cancel(reason="stop")
+            self._end("stop", matched)
+        elif finish_reason is not None:
             by_name = delta.stop_token_id not in self._tokenizer.eos_token_ids
-            self._end(
-                "stop" if self._stops.matched is not None else delta.finish_reason,
-                self._stops.matched or (delta.stop_token_id if by_name else None),
-            )
+            self._end(finish_reason, delta.stop_token_id if by_name else None)
 
     def _add_logprobs(self, entry: TokenLogprobs) -> None:
         output = self.output
@@ -126,8 +114,6 @@ class _Answer:
         output.logprobs.append({token_id: Logprob(value, text(token_id)) for token_id, value in pairs})
 
     def _end(self, finish_reason: str, stop_reason: str | int | None) -> None:
-        if self._stops.matched is None:
-            self._text.append(self._stops.finish())
         self.output.text = "".join(self._text)
         self.output.finish_reason = finish_reason
         self.output.stop_reason = stop_reason

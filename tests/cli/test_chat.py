@@ -11,14 +11,16 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import pytest
 
 from cli.chat_server import chat_server, event, stream
+from octavo import LLM, SamplingParams
 from octavo.cli import chat
-from octavo.cli.chat_answers import ChatError, Message, Numbers
+from octavo.cli.chat_answers import ChatError, LocalSource, Message, Numbers
 from octavo.cli.chat_remote import RemoteSource, server_sent_events
 from octavo.cli.chat_terminal import harmless, numbers_line
 from octavo.cli.main import main
@@ -300,6 +302,18 @@ def test_a_real_engine_answers_in_a_pipe(
     assert outputs[0] == outputs[1]
     assert outputs[0].endswith("\n")
     assert len(outputs[0]) > 2
+
+
+def test_a_real_engine_stops_at_a_stop_string(tiny_model_path: Path) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with LLM(tiny_model_path, num_blocks_override=64) as llm:
+        with LocalSource(llm, greedy, "tiny").ask([user("hello")]) as answer:
+            text = "".join(answer)
+        assert answer.finish_reason == "length"
+        stop = text[9:12]
+        with LocalSource(llm, replace(greedy, stop=(stop,)), "tiny").ask([user("hello")]) as answer:
+            assert "".join(answer) == text[: text.index(stop)]
+        assert answer.finish_reason == "stop"
 
 
 class Terminal:

@@ -93,22 +93,24 @@ class LocalAnswer:
     """Tokens of one generation, as text."""
 
     def __init__(self, llm: LLM, prompt: list[int], params: SamplingParams) -> None:
-        from octavo.text.detokenizer import Detokenizer
+        from octavo.text.text_stream import TextStream
 
         self.finish_reason: str | None = None
         self._generation = llm.engine.submit(prompt, params)
-        self._detokenizer = Detokenizer(llm.tokenizer)
+        self._text = TextStream(llm.tokenizer, params.stop, min_tokens=params.min_tokens)
 
     def __iter__(self) -> Iterator[str]:
         from octavo.engine.request import RequestFailed
 
         try:
             for delta in self._generation:
-                yield self._detokenizer.add(delta.text_token_ids)
+                yield self._text.add(delta.text_token_ids, last=delta.finish_reason is not None).text
                 self.finish_reason = delta.finish_reason
+                if self._text.matched is not None:
+                    self._generation.cancel(reason="stop")
+                    self.finish_reason = "stop"
         except RequestFailed as error:
             raise ChatError(error.message) from error
-        yield self._detokenizer.finish()
 
     def numbers(self) -> Numbers:
         stats = self._generation.stats

@@ -1,6 +1,4 @@
-"""From generations (tokens) to choices (text): detokenizing, stop strings, log-probabilities, and many at
-once.
-"""
+"""From generations (tokens) to choices (text and log-probabilities), and many of them at once."""
 
 from __future__ import annotations
 
@@ -10,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.engine.request import RequestFailed
-from octavo.text.detokenizer import Detokenizer
-from octavo.text.stop_strings import StopStrings
+from octavo.text.text_stream import TextStream
 
 if TYPE_CHECKING:
     from octavo.engine.generation import Generation
-    from octavo.engine.request import Delta, TokenLogprobs
+    from octavo.engine.request import TokenLogprobs
     from octavo.engine.sampling_params import SamplingParams
     from octavo.text.tokenizer import Tokenizer
 
@@ -39,7 +36,7 @@ class Piece:
 class ChoiceStream:
     """One choice as pieces of text. Iterate once; the last piece alone carries a finish_reason.
 
-    | shown | held back: may begin a stop string | unfinished character |
+    num_tokens: those that belong to the answer so far, as `usage` counts them.
     """
 
     def __init__(
@@ -48,15 +45,18 @@ class ChoiceStream:
         self.index = index
         self.generation = generation
         self.num_tokens = 0
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(params.stop)
-        self._min_tokens = params.min_tokens
-        self._num_characters = 0
+        self._text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         pending: list[PlacedLogprobs] = []
         async for delta in self.generation:
-            text, finish_reason = self._take(delta, pending)
+            finish_reason = delta.finish_reason
+            text, starts = self._text.add(delta.text_token_ids, last=finish_reason is not None)
+            pending += map(PlacedLogprobs, delta.logprobs, starts)
+            self.num_tokens += len(delta.token_ids) if self._text.matched is None else len(starts)
+            if self._text.matched is not None:
+                self.generation.cancel(reason="stop")
+                finish_reason = "stop"
             if text or (finish_reason is not None and pending):
                 yield Piece(text, pending)
                 pending = []
@@ -64,34 +64,6 @@ class ChoiceStream:
                 yield Piece("", [], finish_reason)
                 return
         raise RequestFailed("The request was cancelled inside the server.", code="cancelled")
-
-    def _take(self, delta: Delta, pending: list[PlacedLogprobs]) -> tuple[str, str | None]:
-        """The text that `delta` makes safe to show, and why the choice ended if it did."""
-        shown = []
-        shown_ids = delta.text_token_ids
-        # One token at a time: tokens after a stop string belong to nobody, however many came in one delta.
-        for position, token_id in enumerate(shown_ids):
-            self.num_tokens += 1
-            if delta.logprobs:
-                pending.append(PlacedLogprobs(delta.logprobs[position], self._num_characters))
-            text = self._detokenizer.add([token_id])
-            self._num_characters += len(text)
-            shown.append(self._screen(text))
-            if self._stops.matched is not None:
-                self.generation.cancel(reason="stop")
-                return "".join(shown), "stop"
-        if delta.finish_reason is None:
-            return "".join(shown), None
-        self.num_tokens += len(delta.token_ids) - len(shown_ids)
-        shown.append(self._stops.push(self._detokenizer.finish()))
-        matched = self._stops.matched is not None
-        if not matched:
-            shown.append(self._stops.finish())
-        return "".join(shown), "stop" if matched else delta.finish_reason
-
-    def _screen(self, text: str) -> str:
-        """Stop strings end nothing before `min_tokens`; what came by then can be no part of one."""
-        return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
 
 
 async def merged(choices: Sequence[ChoiceStream]) -> AsyncGenerator[tuple[ChoiceStream, Piece], None]:
