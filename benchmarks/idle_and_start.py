@@ -35,7 +35,7 @@ SETTLING_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """ready_seconds: of each run in turn, the first perhaps with cold file caches. idle_percent: of a core."""
+    """ready_seconds: of each run in turn, the first perhaps with cold caches. idle_percent: of a core."""
 
     benchmark: str
     machine: Machine

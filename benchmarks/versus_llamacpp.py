@@ -1,6 +1,7 @@
 """Octavo beside llama.cpp: the same file, the same threads, the same client, in one run.
 
-    python benchmarks/versus_llamacpp.py [--model M] [--threads N] [--repetitions R] [--json F] [--markdown F]
+    python benchmarks/versus_llamacpp.py [--model M] [--threads N] [--repetitions R] [--quiet MINUTES]
+                                          [--json F] [--markdown F]
 
 What is measured
     prefill       one request of 512 tokens, from its sending to its first token: prompt tokens a second
@@ -28,7 +29,8 @@ What is printed
     Medians over the repetitions, with the lowest and the highest. The ratio is the median of the
     repetitions' own ratios, in which much of the machine's mood cancels out; above 1 Octavo is faster. What
     other processes used meanwhile is measured and printed: llama.cpp suffers from them more than Octavo
-    does, so a ratio from a busy machine flatters us.
+    does, so a ratio from a busy machine flatters us. --quiet waits for the others to be still and counts
+    only repetitions that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +68,7 @@ from octavo.text.tokenizer import Tokenizer
 HERE = Path(__file__).resolve().parent
 LLAMACPP_ENVIRONMENT = HERE.parent / "build" / "llamacpp"
 
+ENGINES = ("llamacpp", "octavo")
 KV_TOKENS = 8192
 STREAMS = 8
 BLOCK_SIZE = 16
@@ -135,7 +139,11 @@ def main() -> int:
     flag("--repetitions", type=int, default=5, help="default: %(default)s")
     flag("--only", choices=[workload.name for workload in WORKLOADS], action="append")
     flag(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait at most so long for a quiet machine"
+        "--quiet",
+        type=float,
+        default=0.0,
+        metavar="MINUTES",
+        help="count undisturbed repetitions only, and begin new ones for at most so long",
     )
     flag("--json", metavar="FILE", help="write everything as JSON; - for standard output")
     flag("--markdown", metavar="FILE", help="write the table for the README; - for standard output")
@@ -151,30 +159,12 @@ def main() -> int:
     with GGUFFile(model) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
     machine = Machine.now(args.threads, available_instruction_sets()[0])
-    values: dict[str, dict[str, list[float]]] = {
-        engine: {workload.name: [] for workload in chosen} for engine in commands
-    }
-    disturbance: list[float] = []
-    for repetition in range(args.repetitions):
-        prompts = {
-            workload.name: seeded_prompts(
-                tokenizer, workload.requests, workload.input_len, seed=1000 * repetition + index
-            )
-            for index, workload in enumerate(chosen)
-        }
-        order = list(commands) if repetition % 2 == 0 else list(reversed(commands))
-        for engine in order:
-            wait_for_quiet(args.wait, most_processors=BUSY)
-            measured, others = _run(commands[engine], chosen, prompts)
-            disturbance.append(others)
-            for name, value in measured.items():
-                values[engine][name].append(value)
-            print(
-                f"{repetition + 1}/{args.repetitions} {engine}: "
-                + ", ".join(f"{name} {value:.1f}" for name, value in measured.items())
-                + f" (others used {others:.2f} processors)",
-                file=sys.stderr,
-            )
+    runs = _repeat(commands, chosen, tokenizer, args.repetitions, args.quiet * 60)
+    if not runs:
+        print(f"no repetition was undisturbed in {args.quiet:g} minutes", file=sys.stderr)
+        return 1
+    disturbance = [run.other_processors for run in runs]
+    values = {engine: [run.values[engine] for run in runs] for engine in ENGINES}
     comparisons = [_compare(workload, values) for workload in chosen]
     version = _llamacpp_version(python)
     if args.json:
@@ -183,7 +173,7 @@ def main() -> int:
             "model": model.name,
             "machine": dataclasses.asdict(machine),
             "xllamacpp": version,
-            "repetitions": args.repetitions,
+            "repetitions": len(runs),
             "other_processors": dataclasses.asdict(Spread.of(disturbance)),
             "workloads": [dataclasses.asdict(comparison) for comparison in comparisons],
         }
@@ -192,6 +182,56 @@ def main() -> int:
         _write(args.markdown, _markdown(comparisons, machine, model, version, disturbance))
     _print_table(comparisons, machine, model, version, disturbance)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition on both engines. values: of each engine, by workload. other_processors: the busier of
+    the two moments."""
+
+    values: Mapping[str, Mapping[str, float]]
+    other_processors: float
+
+
+def _repeat(
+    commands: Mapping[str, Sequence[str]],
+    workloads: Sequence[Workload],
+    tokenizer: Tokenizer,
+    repetitions: int,
+    quiet_seconds: float,
+) -> list[Run]:
+    """quiet_seconds: see --quiet; 0 counts every repetition."""
+    runs: list[Run] = []
+    deadline = time.monotonic() + quiet_seconds
+    attempt = 0
+    while len(runs) < repetitions:
+        prompts = {
+            workload.name: seeded_prompts(
+                tokenizer, workload.requests, workload.input_len, seed=1000 * attempt + index
+            )
+            for index, workload in enumerate(workloads)
+        }
+        values: dict[str, Mapping[str, float]] = {}
+        others = 0.0
+        for engine in ENGINES if attempt % 2 == 0 else reversed(ENGINES):
+            if quiet_seconds:
+                wait_for_quiet(max(0.0, deadline - time.monotonic()), most_processors=BUSY)
+            values[engine], used = _run(commands[engine], workloads, prompts)
+            others = max(others, used)
+            print(
+                f"{len(runs) + 1}/{repetitions} {engine}: "
+                + ", ".join(f"{name} {value:.1f}" for name, value in values[engine].items())
+                + f" (others used {used:.2f} processors)",
+                file=sys.stderr,
+            )
+            if quiet_seconds and used > BUSY:
+                break
+        if not quiet_seconds or others <= BUSY:
+            runs.append(Run(values, others))
+        attempt += 1
+        if quiet_seconds and time.monotonic() > deadline:
+            break
+    return runs
 
 
 def llamacpp_python() -> Path:
@@ -256,8 +296,8 @@ def _ask(port: int, prompts: Sequence[Sequence[int]], output_len: int) -> list[S
     return answers
 
 
-def _compare(workload: Workload, values: Mapping[str, Mapping[str, list[float]]]) -> Comparison:
-    theirs, ours = values["llamacpp"][workload.name], values["octavo"][workload.name]
+def _compare(workload: Workload, values: Mapping[str, Sequence[Mapping[str, float]]]) -> Comparison:
+    theirs, ours = ([one[workload.name] for one in values[engine]] for engine in ENGINES)
     pairs = zip(theirs, ours, strict=True)
     ratios = [b / a if workload.more_is_better else a / b for a, b in pairs]
     return Comparison(
