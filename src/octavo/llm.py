@@ -140,6 +140,7 @@ class LLM:
             stack.callback(self.model.close)
             self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
             self.chat_template = ChatTemplate.from_gguf(self.model.metadata)
+            self.model.drop_metadata()
             self.engine = Engine(self.model, self.tokenizer, config)
             self.engine.start()
             self._resources = stack.pop_all()

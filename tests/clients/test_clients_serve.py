@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -222,6 +223,29 @@ def test_an_idle_server_uses_no_processor_and_keeps_its_cache(tiny: ServerProces
     assert tiny.cpu_seconds() - before <= 0.04, "more than 1 % of a core"
     again = httpx.post(f"{tiny.url}/v1/completions", json=body).json()
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+def test_a_full_collection_finds_only_what_requests_made_and_nothing_leaks_at_the_end(
+    tiny_model_path: Path,
+) -> None:
+    """It stops every stream while it looks at everything that was loaded, unless that is out of its sight."""
+    code = f"""
+import gc, os, signal, sys, threading, time
+from octavo.cli.main import main
+
+def look():
+    while not (gc.get_freeze_count() and gc.isenabled()):
+        time.sleep(0.01)
+    print("in sight", len(gc.get_objects()), "settled", gc.get_freeze_count(), file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=look, daemon=True).start()
+sys.exit(main(["serve", {str(tiny_model_path)!r}, "--port", "0", "--kv-cache-memory", "4MiB"]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    told = re.fullmatch(r"in sight (\d+) settled (\d+)\n", run.stderr)
+    assert told is not None, run.stderr
+    assert int(told[1]) < int(told[2]) / 10
 
 
 def test_it_is_ready_within_two_seconds_of_processor_time(smollm2_path: Path) -> None:

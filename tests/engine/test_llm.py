@@ -163,3 +163,9 @@ def test_the_package_loads_nothing_until_it_is_asked() -> None:
     assert "LLM" in dir(octavo)
     with pytest.raises(AttributeError, match="nothing"):
         _ = octavo.nothing
+
+
+def test_what_only_loading_reads_is_not_kept(llm: LLM) -> None:
+    """Tokenizer and template have what they need; the merges of a large vocabulary are tens of megabytes."""
+    assert llm.model.metadata == {}
+    assert llm.tokenizer.decode(llm.tokenizer.encode("and the user")) == "and the user"

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli.settling_heap import SettlingHeap
+
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
@@ -126,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         return _refuse(str(error))
     # The web stack takes as long to import as the model to load, and most of loading needs no interpreter.
     threading.Thread(target=_import_web_stack, daemon=True).start()
-    with listener:
+    with listener, SettlingHeap() as heap:
         _set_up_logging()
         try:
             loaded = Loaded(args)
@@ -136,10 +138,10 @@ def run(args: argparse.Namespace) -> int:
             said = str(error)
             return _refuse(said if Path(args.model).name in said else f"{args.model}: {said}")
         with loaded:
-            return _serve(args, loaded, listener)
+            return _serve(args, loaded, listener, heap)
 
 
-def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any) -> int:
+def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any, heap: SettlingHeap) -> int:
     from octavo.api.app import create_app
     from octavo.api.listener import base_url
     from octavo.api.server import Server
@@ -162,6 +164,7 @@ def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any) -> int:
         say.warning(f"anyone who reaches {args.host} can use this server; --api-key asks for a key")
 
     def on_ready() -> None:
+        heap.settle()
         say.lines(_how_to_talk(url, loaded, keyed=args.api_key is not None))
         say.heading(f"ready after {_seconds_since_command():.2f} s at {url}")
 
@@ -195,6 +198,7 @@ class Loaded:
                 self.chat_template = ChatTemplate.from_gguf(self.model.metadata)
             except ChatTemplateError as error:
                 logger.warning("serving completions only: %s", error)
+            self.model.drop_metadata()
             self.engine = _make_engine(args, self.model, self.tokenizer, self.name)
             self.shortfall = _shortfall(self.engine.memory)
             if self.shortfall is not None and args.strict:

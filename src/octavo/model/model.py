@@ -129,6 +129,12 @@ class Model:
             batch.block_tables,
         )
 
+    def drop_metadata(self) -> None:
+        """Forget the file's metadata, once tokenizer and chat template are made: nobody else reads it, and
+        the merges alone of a large vocabulary are tens of megabytes.
+        """
+        self.metadata = {}
+
     def close(self) -> None:
         """Give weights, buffers and threads back; idempotent. The arena stays its owner's."""
         self._program = None

@@ -113,18 +113,18 @@ class Tokenizer:
         self.vocab_size = len(tokens)
         self._tokens = tokens
         self._kinds = kinds
-        self._ids = _ids_by_spelling(tokens)
+        ids = _ids_by_spelling(tokens)
         self._bytes: list[bytes | None] = [None] * len(tokens)  # worked out when first asked for
         self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids | self._ends_by_name()
+        self.eos_token_ids = eos_token_ids | self._ends_by_name(ids)
         wants_bos = recipe.add_bos if add_bos is None else add_bos
         self._first_token_id = bos_token_id if wants_bos else None
         self._final_token_id = final_token_id
         # SmolLM2 has no token for six control characters; bytes that UTF-8 never uses do not matter.
-        self._lacks_bytes = not all(CHARACTER_OF_BYTE[byte] in self._ids for byte in _UTF8_BYTES)
+        self._lacks_bytes = not all(CHARACTER_OF_BYTE[byte] in ids for byte in _UTF8_BYTES)
         self._told_of_loss = False
 
-        model = BPE(self._ids, _merge_pairs(merges, self._ids), ignore_merges=recipe.ignore_merges)
+        model = BPE(ids, _merge_pairs(merges, ids), ignore_merges=recipe.ignore_merges)
         pre = pre_tokenizers.build(recipe)
         matched = [(tokens[i], kind) for i, kind in enumerate(kinds) if kind in _MATCHED_KINDS and tokens[i]]
         always = [spelling for spelling, kind in matched if kind == _USER_DEFINED]
@@ -215,7 +215,8 @@ class Tokenizer:
 
     def token_id(self, spelling: str) -> int | None:
         """The id whose spelling in the vocabulary is exactly `spelling`, or None."""
-        return self._ids.get(spelling)
+        found: int | None = self._plain.token_to_id(spelling)
+        return found
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token has no text of its own. Raises InvalidTokenId."""
@@ -237,8 +238,8 @@ class Tokenizer:
         spelled = spelled_bytes(spelling)
         return spelling.encode() if spelled is None else spelled
 
-    def _ends_by_name(self) -> set[int]:
-        found = {name: self._ids[name] for name in _END_NAMES if name in self._ids}
+    def _ends_by_name(self, ids: Mapping[str, int]) -> set[int]:
+        found = {name: ids[name] for name in _END_NAMES if name in ids}
         if "<|return|>" in found and "<|call|>" in found:
             found.pop("<|end|>", None)  # gpt-oss: ends one message of several inside an answer
         # A word of ordinary text that happens to be spelled so ends nothing.
