@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from octavo.model.config import ModelConfig
-from octavo.model.gguf import GGUFFile, ModelFileError
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile
 
 LEAST: dict[str, Any] = {
     "llama.block_count": 2,

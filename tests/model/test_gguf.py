@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.model.gguf import GGUFFile, ModelFileError
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile
 
 U32, I32, STRING, ARRAY = 4, 5, 8, 9
 F32 = 0

@@ -20,7 +20,7 @@ from kernels.paged_kv import same_bytes
 from model.ragged import Floats, PagedText, Piece, ints
 from octavo.kernels import Sampler, available_instruction_sets
 from octavo.model.batch import RaggedBatch
-from octavo.model.gguf import ModelFileError
+from octavo.model.errors import ModelFileError
 from octavo.model.model import ROW_TILE, Model
 
 BLOCK_SIZES = (8, 16, 32)
@@ -422,3 +422,23 @@ def test_smollm2_gives_the_same_bytes_on_every_path(smollm2_path: Path) -> None:
     assert len(outs[0]) == 40
     for out in outs:
         assert same_bytes(out, outs[0])
+
+
+@pytest.mark.slow
+def test_smollm2_gives_the_same_bytes_in_any_chunks_blocks_and_threads(smollm2_path: Path) -> None:
+    """520 tokens, three runs of attention and three row tiles."""
+    recorded = json.loads(
+        (Path(__file__).parents[1] / "oracle" / "data" / "llamacpp_smollm2.json").read_text()
+    )
+    answers = [*recorded["smollm2_q4_1_chat"], *recorded["smollm2_q4_1_raw"]]
+    text = [token for answer in answers for token in answer["prompt_ids"] + answer["output_ids"]]
+    text = (text * 2)[:520]
+    one, two = (Model.load(smollm2_path, num_threads=threads) for threads in (1, 2))
+    expected = alone(two, text)
+    for order, (model, block_size, chunk) in enumerate(
+        [(two, 8, 512), (one, 32, 256), (two, 16, 100), (two, 32, 16), (one, 8, 7), (two, 16, 1)]
+    ):
+        found = PagedText(model, [text], block_size=block_size, order=order).logits_in_chunks(chunk)
+        assert same_bytes(found, expected), (block_size, chunk)
+    one.close()
+    two.close()

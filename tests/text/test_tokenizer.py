@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.model.gguf import GGUFFile, ModelFileError
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile
 from octavo.text.shield import MARK
 from octavo.text.tokenizer import InvalidText, InvalidTokenId, Tokenizer, UnsupportedTokenizer
 from text.vocabularies import (

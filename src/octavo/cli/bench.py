@@ -98,7 +98,7 @@ def _run_throughput(args: argparse.Namespace) -> int:
     from octavo.bench.throughput import Workload, measure_throughput, print_report
     from octavo.engine.memory import MemoryRefused
     from octavo.engine.request import RequestRefused
-    from octavo.model.gguf import ModelFileError
+    from octavo.model.errors import ModelFileError
 
     workload = Workload(
         num_prompts=args.num_prompts,

@@ -183,7 +183,7 @@ def _local(args: argparse.Namespace, room: Room) -> AnswerSource:
     room.say(f"loading {model} ...")
     from octavo.engine.memory import MemoryRefused
     from octavo.llm import LLM
-    from octavo.model.gguf import ModelFileError
+    from octavo.model.errors import ModelFileError
     from octavo.text.chat_template import ChatTemplateError
 
     try:

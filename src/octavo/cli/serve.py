@@ -114,7 +114,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Returns: 0 after SIGINT or SIGTERM, 1 where it could not start, 2 for a bad environment variable."""
     from octavo.api.listener import CannotListen, listen
-    from octavo.model.gguf import ModelFileError
+    from octavo.model.errors import ModelFileError
 
     # Until the server takes the signal over there is nothing to finish or to free. Python's own handler
     # would raise in whatever runs just then, and some of that (imports, finalizers) drops what it raises.

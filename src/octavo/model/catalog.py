@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from octavo.model.gguf import ModelFileError
+from octavo.model.errors import ModelFileError
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.model.gguf import GGUFFile, ModelFileError
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile
 
 SUPPORTED_ARCHITECTURES = ("llama",)
 _ROPE_SCALING_TYPES = ("none", "linear", "yarn", "llama3")

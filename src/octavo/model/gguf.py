@@ -25,6 +25,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from octavo.model.errors import ModelFileError
+
 # ggml's numbers of its tensor types: name, elements a block, bytes a block. Missing numbers were withdrawn.
 _TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -86,10 +88,6 @@ _DEFAULT_ALIGNMENT = 32
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-
-
-class ModelFileError(Exception):
-    """A model file that cannot be used. The message is one sentence that names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
 from octavo.model.batch import RaggedBatch
 from octavo.model.config import ModelConfig
-from octavo.model.gguf import GGUFFile, ModelFileError
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile
 from octavo.model.llama import record_llama
 from octavo.model.network import Network
 from octavo.model.weights import Weights

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels import Matrix, ThreadPool, WeightStore
-from octavo.model.gguf import GGUFFile, ModelFileError, TensorInfo
+from octavo.model.errors import ModelFileError
+from octavo.model.gguf import GGUFFile, TensorInfo
 
 
 class Weights:

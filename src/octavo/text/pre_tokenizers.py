@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.model.gguf import ModelFileError
+from octavo.model.errors import ModelFileError
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

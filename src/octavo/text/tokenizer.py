@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo.model.gguf import ModelFileError
+from octavo.model.errors import ModelFileError
 from octavo.text import pre_tokenizers
 from octavo.text.byte_alphabet import CHARACTER_OF_BYTE, spelled_bytes
 from octavo.text.pre_tokenizers import UnsupportedTokenizer
