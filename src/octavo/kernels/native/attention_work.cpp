@@ -91,37 +91,41 @@ void AttentionWork::plan(const std::vector<Segment>& segments) {
                      [](const Item& a, const Item& b) { return a.cost > b.cost; });
 }
 
-void AttentionWork::run(const KernelTable& kernels, ThreadPool& pool, int thread, const PagedKV& kv,
-                        const float* q, int q_stride, float* out, int out_stride) {
-    const int64_t total = static_cast<int64_t>(items_.size());
-    for (int64_t n = pool.take(total, 1); n >= 0; n = pool.take(total, 1)) {
-        const Item& item = items_[n];
-        const Segment& segment = segments_[item.segment];
-        const int row = segment.first_row + item.row;
-        const int head = item.kv_head * group_ * head_dim_;
-        AttentionTask task{};
-        task.kv = kv;
-        task.block_table = segment.block_table;
-        task.q = q + static_cast<int64_t>(row) * q_stride + head;
-        task.q_stride = q_stride;
-        task.group = group_;
-        task.kv_head = item.kv_head;
-        task.first_position = segment.first_position + item.row;
-        task.num_rows = item.num_rows;
-        task.run_begin = item.run_begin;
-        task.run_end = item.run_end;
-        task.states = item.fold < 0 ? nullptr : states_.get() + item.states_offset;
-        task.out = out + static_cast<int64_t>(row) * out_stride + head;
-        task.out_stride = out_stride;
-        task.scratch = scratch_[thread].get();
-        kernels.attention(task);
-        if (item.fold < 0) continue;
-        Fold& fold = folds_[item.fold];
-        if (fold.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-        kernels.fold_states(states_.get() + fold.states_offset, fold.runs, group_, head_dim_, task.out);
-        fold.remaining.store(fold.runs, std::memory_order_relaxed);  // for the next layer, after the barrier
-    }
-    pool.barrier();
+void AttentionWork::run(const KernelTable& kernels, ThreadPool& pool, const PagedKV& kv, const float* q,
+                        int q_stride, float* out, int out_stride) {
+    pool.parallel_for(static_cast<int64_t>(items_.size()), 1, [&](int64_t begin, int64_t end, int thread) {
+        for (int64_t i = begin; i < end; ++i)
+            run_item(items_[i], kernels, kv, q, q_stride, out, out_stride, scratch_[thread].get());
+    });
+}
+
+void AttentionWork::run_item(const Item& item, const KernelTable& kernels, const PagedKV& kv, const float* q,
+                             int q_stride, float* out, int out_stride, float* scratch) {
+    const Segment& segment = segments_[item.segment];
+    const int row = segment.first_row + item.row;
+    const int head = item.kv_head * group_ * head_dim_;
+    AttentionTask task{};
+    task.kv = kv;
+    task.block_table = segment.block_table;
+    task.q = q + static_cast<int64_t>(row) * q_stride + head;
+    task.q_stride = q_stride;
+    task.group = group_;
+    task.kv_head = item.kv_head;
+    task.first_position = segment.first_position + item.row;
+    task.num_rows = item.num_rows;
+    task.run_begin = item.run_begin;
+    task.run_end = item.run_end;
+    task.states = item.fold < 0 ? nullptr : states_.get() + item.states_offset;
+    task.out = out + static_cast<int64_t>(row) * out_stride + head;
+    task.out_stride = out_stride;
+    task.scratch = scratch;
+    kernels.attention(task);
+    if (item.fold < 0) return;
+    Fold& fold = folds_[item.fold];
+    if (fold.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    kernels.fold_states(states_.get() + fold.states_offset, fold.runs, group_, head_dim_, task.out);
+    fold.remaining.store(fold.runs,
+                         std::memory_order_relaxed);  // for the next layer, which begins after this loop
 }
 
 }  // namespace octavo

@@ -34,10 +34,9 @@ class AttentionWork {
     // Longest first.
     void plan(const std::vector<Segment>& segments);
 
-    // Inside a job: every thread calls it; returns after the barrier.
-    // q [rows][q_stride] (scaled), out [rows][out_stride].
-    void run(const KernelTable& kernels, ThreadPool& pool, int thread, const PagedKV& kv, const float* q,
-             int q_stride, float* out, int out_stride);
+    // Within a pool's Session: q [rows][q_stride] (scaled), out [rows][out_stride].
+    void run(const KernelTable& kernels, ThreadPool& pool, const PagedKV& kv, const float* q, int q_stride,
+             float* out, int out_stride);
 
     int64_t nbytes() const;
 
@@ -54,6 +53,9 @@ class AttentionWork {
         int64_t states_offset;
         std::atomic<int> remaining;
     };
+
+    void run_item(const Item& item, const KernelTable& kernels, const PagedKV& kv, const float* q,
+                  int q_stride, float* out, int out_stride, float* scratch);
 
     const int num_threads_, num_heads_, num_kv_heads_, head_dim_, group_;
     std::vector<Segment> segments_;

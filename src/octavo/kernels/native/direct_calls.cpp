@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 
@@ -63,16 +64,15 @@ class MatmulCall {
     }
 
     void operator()() {
-        pool_.run([&](int) {
-            if (matrices_[0]->activation_codes() != kNoCodes)
-                pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i)
-                        activations_.quantize(kernels_, static_cast<int>(i), x_ + i * k_, k_,
-                                              matrices_[0]->activation_codes());
-                });
-            linear(kernels_, pool_, matrices_, activations_.view(x_, k_), rows_, out_,
-                   static_cast<int>(matrices_[0]->out_features()), false);
-        });
+        ThreadPool::Session session(pool_);
+        const int codes = matrices_[0]->activation_codes();
+        if (codes != kNoCodes)
+            pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end, int) {
+                for (int64_t i = begin; i < end; ++i)
+                    activations_.quantize(kernels_, static_cast<int>(i), x_ + i * k_, k_, codes);
+            });
+        linear(kernels_, pool_, matrices_, activations_.view(x_, k_), rows_, out_,
+               static_cast<int>(matrices_[0]->out_features()), false);
     }
 
   private:
@@ -137,7 +137,8 @@ class AttentionCall {
     }
 
     void operator()() {
-        pool_.run([&](int thread) { work_.run(kernels_, pool_, thread, kv_, q_, width_, out_, width_); });
+        ThreadPool::Session session(pool_);
+        work_.run(kernels_, pool_, kv_, q_, width_, out_, width_);
     }
 
   private:
@@ -154,10 +155,14 @@ class AttentionCall {
 double peak(ThreadPool& pool, const std::string& instruction_set, bool integers, int64_t iterations) {
     const KernelTable& kernels = select_kernels(instruction_set);
     std::atomic<double> operations{0.0};
+    ThreadPool::Session session(pool);
+    // Many pieces, so that a thread that begins late does not count as a slow machine.
+    const int64_t pieces = int64_t{64} * pool.num_threads();
+    const int64_t each = std::max<int64_t>(1, iterations / 64);
     const std::vector<double> seconds = timed(1, [&] {
-        pool.run([&](int) {
-            const double done = integers ? kernels.peak_int8(iterations) : kernels.peak_fma(iterations);
-            operations.fetch_add(done);
+        pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i)
+                operations.fetch_add(integers ? kernels.peak_int8(each) : kernels.peak_fma(each));
         });
     });
     return operations / seconds[0];
@@ -249,12 +254,11 @@ void bind_direct_calls(nb::module_& m) {
             const int64_t bytes = static_cast<int64_t>(data.shape(0));
             std::atomic<double> sum{0.0};
             nb::gil_scoped_release release;
+            ThreadPool::Session session(pool);
             return timed(repeats, [&] {
-                pool.run([&](int) {
-                    pool.parallel_for(bytes, chunk, [&](int64_t begin, int64_t end) {
-                        sum.fetch_add(kernels.read_bytes(data.data() + begin, end - begin),
-                                      std::memory_order_relaxed);
-                    });
+                pool.parallel_for(bytes, chunk, [&](int64_t begin, int64_t end, int) {
+                    sum.fetch_add(kernels.read_bytes(data.data() + begin, end - begin),
+                                  std::memory_order_relaxed);
                 });
             });
         },

@@ -99,13 +99,12 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
 
     std::atomic<int64_t> bad_row{-1};
     const int64_t chunk = std::max<int64_t>(1, num_tiles_ / (8 * pool.num_threads()));
-    pool.run([&](int) {
-        for (int64_t begin = pool.take(num_tiles_, chunk); begin >= 0; begin = pool.take(num_tiles_, chunk)) {
-            for (int64_t tile = begin; tile < std::min(begin + chunk, num_tiles_); ++tile) {
-                int64_t bad = -1;
-                pack_tile(data, tile, &bad);
-                if (bad >= 0) bad_row.store(bad, std::memory_order_relaxed);
-            }
+    ThreadPool::Session session(pool);
+    pool.parallel_for(num_tiles_, chunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t tile = begin; tile < end; ++tile) {
+            int64_t bad = -1;
+            pack_tile(data, tile, &bad);
+            if (bad >= 0) bad_row.store(bad, std::memory_order_relaxed);
         }
     });
     if (bad_row >= 0)

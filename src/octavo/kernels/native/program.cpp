@@ -70,7 +70,7 @@ void linear(const KernelTable& kernels, ThreadPool& pool,
     int64_t total = 0;
     for (const auto& matrix : matrices) total += matrix->num_tiles();
     const int64_t chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
-    pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end) {
+    pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end, int) {
         int64_t first_tile = 0, first_column = 0;
         for (const auto& matrix : matrices) {
             const int64_t from = std::max(begin - first_tile, int64_t{0});
@@ -132,10 +132,11 @@ void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int 
         columns += matrix->out_features();
         codes |= matrix->activation_codes();
     }
+    if (in == out) refuse("a product cannot replace the rows it reads");
     if (columns != widths_.at(out))
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
     if (codes != kNoCodes) {
-        // The operation that made `in` writes its codes as well, where it can: one pass and one barrier less.
+        // The operation that made `in` writes its codes as well, where it can: one pass over the rows less.
         Operation* last = operations_.empty() ? nullptr : &operations_.back();
         if (auto* norm = last ? std::get_if<RmsNorm>(last) : nullptr; norm && norm->out == in)
             norm->codes |= codes;
@@ -292,19 +293,19 @@ void Program::sample_row(int64_t sequence, const float* logits) {
     try {
         (*sampled_)[sequence] = (*samplers_)[sequence]->sample(logits);
     } catch (...) {
-        (*sampled_)[sequence] = Sampled{};  // no token: this request fails, the step and its barriers go on
+        (*sampled_)[sequence] = Sampled{};  // no token: this request fails, the step goes on
     }
 }
 
 int64_t Program::rows_at_once(int rows) const { return std::max(1, rows / (4 * pool_->num_threads())); }
 
-void Program::run_operation(const Operation& operation, int thread) {
+void Program::run_operation(const Operation& operation) {
     ThreadPool& pool = *pool_;
     const int rows = tile_.rows;
     const int64_t chunk = rows_at_once(rows);
-    // One row after another, in dynamic chunks, then the barrier.
+    // One row after another, in dynamic chunks.
     const auto each_row = [&](auto&& body) {
-        pool.parallel_for(rows, chunk, [&](int64_t begin, int64_t end) {
+        pool.parallel_for(rows, chunk, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i));
         });
     };
@@ -344,7 +345,7 @@ void Program::run_operation(const Operation& operation, int thread) {
             kernels_.store_kv(kv, tile_.blocks[i], tile_.slots[i], k, k + num_kv_heads_ * head_dim_);
         });
     } else if (const auto* op = std::get_if<Attend>(&operation)) {
-        attention_->run(kernels_, pool, thread, paged_kv(op->layer), row(op->qkv, 0), widths_[op->qkv],
+        attention_->run(kernels_, pool, paged_kv(op->layer), row(op->qkv, 0), widths_[op->qkv],
                         row(op->out, 0), widths_[op->out]);
     } else if (const auto* op = std::get_if<SiluMul>(&operation)) {
         const int n = widths_[op->out];
@@ -353,18 +354,18 @@ void Program::run_operation(const Operation& operation, int thread) {
             activations_.quantize(kernels_, i, row(op->out, i), n, op->codes);
         });
     } else if (const auto* op = std::get_if<Logits>(&operation)) {
-        run_logits(*op, thread);
+        run_logits(*op);
     }
 }
 
-void Program::run_logits(const Logits& op, int) {
+void Program::run_logits(const Logits& op) {
     ThreadPool& pool = *pool_;
     const int width = widths_[op.in];
     const int64_t vocab = head_->out_features();
     const int total = static_cast<int>(tile_.logit_rows.size());
     for (int first = 0; first < total; first += head_rows_) {
         const int rows = std::min(head_rows_, total - first);
-        pool.parallel_for(rows, rows_at_once(rows), [&](int64_t begin, int64_t end) {
+        pool.parallel_for(rows, rows_at_once(rows), [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
                 float* normed = head_input_.get() + i * width;
                 kernels_.rms_norm_row(row(op.in, tile_.logit_rows[first + i]), op.weight.data(), width,
@@ -375,13 +376,15 @@ void Program::run_logits(const Logits& op, int) {
         });
         octavo::linear(kernels_, pool, {head_}, activations_.view(head_input_.get(), width), rows,
                        logits_.get(), static_cast<int>(vocab), false);
-        pool.parallel_for(rows, 1, [&](int64_t begin, int64_t) {
-            const float* logits = logits_.get() + begin * vocab;
-            const int64_t target = tile_.logit_targets[first + begin];
-            if (all_logits_ != nullptr)
-                std::memcpy(all_logits_ + target * vocab, logits, vocab * sizeof(float));
-            else
-                sample_row(target, logits);
+        pool.parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                const float* logits = logits_.get() + i * vocab;
+                const int64_t target = tile_.logit_targets[first + i];
+                if (all_logits_ != nullptr)
+                    std::memcpy(all_logits_ + target * vocab, logits, vocab * sizeof(float));
+                else
+                    sample_row(target, logits);
+            }
         });
     }
 }
@@ -399,11 +402,10 @@ void Program::run(const Batch& batch, const std::vector<Sampler*>& samplers, std
     sampled_ = &sampled;
     all_logits_ = all_logits;
     sampled.assign(samplers.size(), Sampled{});
+    ThreadPool::Session session(*pool_);
     for (int64_t first = 0; first < batch.num_tokens; first += row_tile_) {
         prepare_tile(batch, first, samplers, all_logits != nullptr);
-        pool_->run([&](int thread) {
-            for (const Operation& operation : operations_) run_operation(operation, thread);
-        });
+        for (const Operation& operation : operations_) run_operation(operation);
     }
 }
 

@@ -1,7 +1,7 @@
 // A model as a flat list of operations, recorded once at load and run for every step.
 //
-// A step goes through the list once for each row tile (at most `row_tile` tokens): every operation is shared
-// by all threads and ends in a barrier, so KV stored by a tile is complete before the tile attends.
+// A step goes through the list once for each row tile (at most `row_tile` tokens). Every operation is shared
+// by all threads and complete before the next begins, so a tile's KV is stored before the tile attends.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,7 @@ class ActivationBuffer {
     std::vector<int32_t> sums_;
 };
 
-// out[rows, sum of out_features] (+)= x[rows, in_features] * matrices side by side. Every thread of a job
-// calls it.
+// out[rows, sum of out_features] (+)= x[rows, in_features] * matrices side by side. Within a Session.
 void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
             float* out, int out_stride, bool accumulate);
@@ -140,8 +139,8 @@ class Program {
                       bool all);
     float* row(int buffer, int64_t index) { return buffers_[buffer].get() + index * widths_[buffer]; }
     PagedKV paged_kv(int layer) const;
-    void run_operation(const Operation& operation, int thread);
-    void run_logits(const Logits& op, int thread);
+    void run_operation(const Operation& operation);
+    void run_logits(const Logits& op);
     void sample_row(int64_t sequence, const float* logits);
     int64_t rows_at_once(int rows) const;
 

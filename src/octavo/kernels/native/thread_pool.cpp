@@ -3,6 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -12,8 +13,7 @@ namespace octavo {
 
 namespace {
 
-// Between two operations of a step the others are a few microseconds away; beyond this a core was taken from
-// us.
+// Between two loops of a step the others are a few microseconds away; beyond this a core was taken from us.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
 void relax() {
@@ -22,6 +22,18 @@ void relax() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+// A short spin, then the kernel.
+void wait_while_equal(std::atomic<uint32_t>& word, uint32_t seen) {
+    const auto give_up = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (word.load(std::memory_order_acquire) != seen) return;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < give_up);
+    word.wait(seen, std::memory_order_acquire);
 }
 
 }  // namespace
@@ -51,68 +63,66 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
     stopping_ = true;
-    job_epoch_.fetch_add(1, std::memory_order_release);
-    job_epoch_.notify_all();
+    loop_epoch_.fetch_add(1, std::memory_order_release);
+    loop_epoch_.notify_all();
     for (std::thread& thread : workers_) thread.join();
-}
-
-void ThreadPool::wait_for_change(std::atomic<uint32_t>& word, uint32_t seen) {
-    const auto give_up = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int i = 0; i < 32; ++i) {
-            if (word.load(std::memory_order_acquire) != seen) return;
-            relax();
-        }
-    } while (std::chrono::steady_clock::now() < give_up);
-    while (word.load(std::memory_order_acquire) == seen) word.wait(seen, std::memory_order_acquire);
-}
-
-void ThreadPool::barrier() {
-    const uint32_t epoch = barrier_epoch_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        next_item_.store(0, std::memory_order_relaxed);
-        barrier_epoch_.store(epoch + 1, std::memory_order_release);
-        if (num_threads_ > 1) barrier_epoch_.notify_all();
-    } else {
-        wait_for_change(barrier_epoch_, epoch);
-    }
 }
 
 void ThreadPool::worker(int index) {
     FlushDenormals flush;
     uint32_t seen = 0;
     for (;;) {
-        wait_for_change(job_epoch_, seen);
-        ++seen;
+        wait_while_equal(loop_epoch_, seen);
+        seen = loop_epoch_.load(std::memory_order_acquire);
         if (stopping_) return;
-        try {
-            (*job_)(index);
-        } catch (...) {
-            std::lock_guard lock(error_mutex_);
-            if (!error_) error_ = std::current_exception();
-        }
-        barrier();
+        help(index);
     }
 }
 
-void ThreadPool::run(const std::function<void(int)>& job) {
-    std::lock_guard one_at_a_time(run_mutex_);
-    FlushDenormals flush;
-    job_ = &job;
-    error_ = nullptr;
-    next_item_.store(0, std::memory_order_relaxed);
-    job_epoch_.fetch_add(1, std::memory_order_release);
-    if (num_threads_ > 1) job_epoch_.notify_all();
+void ThreadPool::help(int thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_relaxed);
+    for (;;) {
+        const uint32_t next = static_cast<uint32_t>(ticket);
+        if (next >= ticket >> 32) return;
+        // Taken from the loop that is running now, whichever loop the ticket was read for.
+        if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire,
+                                           std::memory_order_relaxed))
+            continue;
+        run_chunk(next, thread);
+        ticket = ticket_.load(std::memory_order_relaxed);
+    }
+}
+
+void ThreadPool::run_chunk(int64_t index, int thread) {
+    const int64_t begin = index * chunk_;
+    const int64_t end = begin + chunk_ < total_ ? begin + chunk_ : total_;
+    const uint32_t chunks = static_cast<uint32_t>((total_ + chunk_ - 1) / chunk_);
     try {
-        job(0);
+        function_(context_, begin, end, thread);
     } catch (...) {
         std::lock_guard lock(error_mutex_);
         if (!error_) error_ = std::current_exception();
     }
-    barrier();
-    job_ = nullptr;
-    if (error_) std::rethrow_exception(error_);
+    // Once the last chunk is counted the caller goes on: nothing of the loop may be touched after this.
+    if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks && thread != 0)
+        chunks_done_.notify_one();
+}
+
+void ThreadPool::run(ChunkFunction function, void* context, int64_t total, int64_t chunk) {
+    const uint32_t chunks = static_cast<uint32_t>((total + chunk - 1) / chunk);
+    function_ = function;
+    context_ = context;
+    total_ = total;
+    chunk_ = chunk;
+    chunks_done_.store(0, std::memory_order_relaxed);
+    ticket_.store(uint64_t{chunks} << 32, std::memory_order_release);
+    loop_epoch_.fetch_add(1, std::memory_order_release);
+    loop_epoch_.notify_all();
+    help(0);
+    for (uint32_t done = chunks_done_.load(std::memory_order_acquire); done != chunks;
+         done = chunks_done_.load(std::memory_order_acquire))
+        wait_while_equal(chunks_done_, done);
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 }  // namespace octavo

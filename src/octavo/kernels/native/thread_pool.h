@@ -1,13 +1,13 @@
-// A parking thread pool: one job at a time, run by every thread, with barriers and shared counters inside the
-// job.
+// A parking thread pool. Work is handed out in chunks, and a loop is over when its chunks are done, not when
+// every thread has arrived: a worker that lost its core is waited for only if it holds a chunk.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace octavo {
@@ -36,48 +36,58 @@ class ThreadPool {
 
     int num_threads() const { return num_threads_; }
 
-    // Runs job(thread index) once on every thread and returns when all have returned. Workers sleep in the
-    // kernel between jobs. The first exception of any thread is rethrown here; a job that uses barrier() must
-    // not throw between two barriers on one thread only.
-    void run(const std::function<void(int)>& job);
+    // The right to run loops, one caller at a time, with the workers' floating-point modes.
+    class Session {
+      public:
+        explicit Session(ThreadPool& pool) : lock_(pool.session_mutex_) {}
 
-    // --- inside a job ---
+      private:
+        std::lock_guard<std::mutex> lock_;
+        FlushDenormals flush_;
+    };
 
-    // Waits for every thread and sets the work counter back to 0.
-    void barrier();
-
-    // Takes the next `chunk` items of `total`: returns the first, or -1 when none are left. Threads that run
-    // on busy cores simply take fewer.
-    int64_t take(int64_t total, int64_t chunk) {
-        const int64_t first = next_item_.fetch_add(chunk, std::memory_order_relaxed);
-        return first < total ? first : -1;
-    }
-
-    // Runs body(begin, end) over [0, total) in dynamic chunks, then waits for everybody.
+    // Runs body(begin, end, thread) over [0, total) in chunks of `chunk` (fewer at the end) on whichever
+    // threads are free, and returns when all are done; a single chunk runs at once on the caller. Only within
+    // a Session. What one loop wrote the next one reads. The first exception of any chunk is rethrown here.
     template <class Body>
     void parallel_for(int64_t total, int64_t chunk, Body&& body) {
-        for (int64_t begin = take(total, chunk); begin >= 0; begin = take(total, chunk))
-            body(begin, begin + chunk < total ? begin + chunk : total);
-        barrier();
+        if (total <= 0) return;
+        if (num_threads_ == 1 || total <= chunk) {
+            body(int64_t{0}, total, 0);
+            return;
+        }
+        run([](void* context, int64_t begin, int64_t end,
+               int thread) { (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end, thread); },
+            &body, total, chunk);
     }
 
   private:
+    using ChunkFunction = void (*)(void* context, int64_t begin, int64_t end, int thread);
+
+    void run(ChunkFunction function, void* context, int64_t total, int64_t chunk);
+    void help(int thread);
+    void run_chunk(int64_t index, int thread);
     void worker(int index);
     void stop();
-    void wait_for_change(std::atomic<uint32_t>& word, uint32_t seen);
 
     const int num_threads_;
     std::vector<std::thread> workers_;
-    const std::function<void(int)>* job_ = nullptr;
-    std::mutex run_mutex_;  // one job at a time, whoever calls
+    std::mutex session_mutex_;
     std::exception_ptr error_;
     std::mutex error_mutex_;
-    bool stopping_ = false;
+    std::atomic<bool> stopping_{false};
 
-    alignas(64) std::atomic<uint32_t> job_epoch_{0};
-    alignas(64) std::atomic<uint32_t> barrier_epoch_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int64_t> next_item_{0};
+    // The loop that is running. A thread reads these only while it holds a chunk, and they change only when
+    // no chunk is held.
+    ChunkFunction function_ = nullptr;
+    void* context_ = nullptr;
+    int64_t total_ = 0, chunk_ = 0;
+
+    // | chunks of the loop, 32 bits | next chunk to take, 32 bits |: one word, so that a late thread cannot
+    // take a chunk of a loop that is over.
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<uint32_t> loop_epoch_{0};  // what sleeping workers watch
+    alignas(64) std::atomic<uint32_t> chunks_done_{0};
 };
 
 }  // namespace octavo
