@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from octavo.model.download import pull
 
 # Every engine under test proves its books after every step, also those in processes that a test starts.
 os.environ.setdefault("OCTAVO_AUDIT", "1")
+
+# A background job of a shell script ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared two-core machine stalls now and then; a stall is not a failure.
 settings.register_profile("octavo", deadline=None)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli.interrupts import interrupts_raise
+
 if TYPE_CHECKING:
     from octavo.cli.chat_answers import AnswerSource, Message
     from octavo.cli.chat_terminal import Room
@@ -75,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     try:
         room.say(f"{source.name}. /help lists what else there is; Ctrl-D leaves.")
-        return Conversation(source, room, system=args.system).hold()
+        with interrupts_raise():  # Ctrl-C stops an answer, not the conversation
+            return Conversation(source, room, system=args.system).hold()
     except BrokenPipeError:
         # The reader of our output has left. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

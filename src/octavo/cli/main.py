@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from octavo.cli.interrupts import INTERRUPTED, interrupts_end_the_process
+
 COMMANDS = ("serve", "chat", "pull", "bench")
 """Each is a module of `octavo.cli` with `add_parser(subparsers)` and `run(args) -> exit code`."""
-
-INTERRUPTED = 130
-"""What a shell reports for a command that ended with Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns: its exit code; 2 where there is no command, 130 after Ctrl-C."""
-    try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with interrupts_end_the_process():
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        except KeyboardInterrupt:
+            return INTERRUPTED
 
 
 def _run(arguments: list[str]) -> int:

@@ -8,6 +8,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from octavo.cli.interrupts import INTERRUPTED, interrupts_raise
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -29,14 +31,14 @@ def run(args: argparse.Namespace) -> int:
     from octavo.model.download import DownloadError, pull
 
     try:
-        with _ProgressLine() as line:
+        with _ProgressLine() as line, interrupts_raise():
             result = pull(args.name, line)
     except (ModelNotFound, DownloadError) as error:
         print(f"octavo: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("octavo: interrupted; nothing half-written was kept", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     if args.json:
         print(
             json.dumps(

@@ -12,7 +12,6 @@ import argparse
 import logging
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -116,9 +115,6 @@ def run(args: argparse.Namespace) -> int:
     from octavo.api.listener import CannotListen, listen
     from octavo.model.errors import ModelFileError
 
-    # Until the server takes the signal over there is nothing to finish or to free. Python's own handler
-    # would raise in whatever runs just then, and some of that (imports, finalizers) drops what it raises.
-    signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     if args.problems:
         print(f"octavo: error: {args.problems[0]}", file=sys.stderr)
         return 2
