@@ -15,6 +15,7 @@ from api.scripted_engine import ScriptedEngine, deltas
 from api.sse import events, text_of
 from octavo.api.body import MAX_BODY_BYTES
 from octavo.api.tokens import MAX_TEXT_CHARS
+from octavo.engine.sampling_params import InvalidParameter, SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
 Scripted = Callable[..., tuple[httpx.Client, ScriptedEngine]]
@@ -161,6 +162,52 @@ def test_a_wrong_value_is_400_with_the_fields_name(
     # A path into the value ("stop[1]") and an equal limit's other name still name the field.
     assert error["param"].split("[")[0].split(".")[0] == field
     assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant", "param", "message"),
+    [
+        (
+            {"max_completion_tokens": 0},
+            {"max_tokens": 0},
+            "max_completion_tokens",
+            "max_completion_tokens must be an integer from 1 to 2147483647, got 0",
+        ),
+        (
+            {"max_completion_tokens": 4, "min_tokens": 5},
+            {"max_tokens": 4, "min_tokens": 5},
+            "min_tokens",
+            "min_tokens must be at most max_completion_tokens of 4, got 5",
+        ),
+        (
+            {"logprobs": True, "top_logprobs": 21},
+            {"logprobs": 21},
+            "top_logprobs",
+            "top_logprobs must be an integer from 0 to 20, got 21",
+        ),
+        ({"n": 129}, {"n": 129}, "n", "n must be an integer from 1 to 128, got 129"),
+        (
+            {"stop_token_ids": [1_000_000]},
+            {"stop_token_ids": [1_000_000]},
+            "stop_token_ids",
+            "stop_token_ids must hold token ids below the vocabulary's size of {vocab_size}, got 1000000",
+        ),
+    ],
+)
+def test_a_mistake_has_one_text_whoever_finds_it_with_the_names_the_client_used(
+    client: httpx.Client,
+    tokenizer: Tokenizer,
+    sent: dict[str, Any],
+    meant: dict[str, Any],
+    param: str,
+    message: str,
+) -> None:
+    error = refused(client.post("/v1/chat/completions", json=CHAT | sent))
+    assert (error["param"], error["message"]) == (param, message.format(vocab_size=tokenizer.vocab_size))
+    with pytest.raises(InvalidParameter) as ours:
+        SamplingParams(**meant).check_vocabulary(tokenizer.vocab_size)
+    names = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}
+    assert ours.value.renamed(names).message == error["message"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from octavo.api.errors import invalid
+from octavo.text.tokenizer import InvalidTokenId
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """JSON has integers of any length; one with thousands of digits is refused before anything computes with
@@ -19,7 +20,4 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, *, param: str) ->
     """Raises APIError 400 for the first id the model has no token for."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise invalid(
-                f"'{param}' has token {token_id}; the model's tokens go from 0 to {vocab_size - 1}.",
-                param=param,
-            )
+            raise invalid(f"'{param}': {InvalidTokenId(token_id, vocab_size)}.", param=param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,13 @@ class InvalidParameter(ValueError):
         super().__init__(message)
         self.param = param
         self.message = message
+
+    def renamed(self, names: Mapping[str, str]) -> InvalidParameter:
+        """The same mistake, told to somebody who knows some fields by other names (ours -> theirs)."""
+        message = self.message
+        for ours, theirs in names.items():
+            message = re.sub(rf"\b{ours}\b", theirs, message)
+        return InvalidParameter(names.get(self.param, self.param), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,17 @@ class SamplingParams:
             self._integer("logprobs", 0, MAX_LOGPROBS)
         self._store("logit_bias", self._checked_logit_bias())
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises: InvalidParameter, with the field, the id and vocab_size, for an id that is outside."""
+        for param, token_ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise InvalidParameter(
+                        param,
+                        f"{param} must hold token ids below the vocabulary's size of {vocab_size}, "
+                        f"got {token_id}",
+                    )
+
     def make_sampler(
         self, vocab_size: int, *, choice_index: int = 0, eos_token_ids: Collection[int] = ()
     ) -> Sampler:
@@ -131,18 +150,11 @@ class SamplingParams:
         eos_token_ids: the model's end-of-text tokens, banned with stop_token_ids during the first min_tokens
             (unless ignore_eos, which lets them pass as ordinary tokens).
 
-        Raises: InvalidParameter, with the field, the id and vocab_size, for an id outside the vocabulary.
+        Raises: InvalidParameter as `check_vocabulary` does.
         """
         from octavo.kernels import Sampler
 
-        for param, token_ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
-            for token_id in token_ids:
-                if token_id >= vocab_size:
-                    raise InvalidParameter(
-                        param,
-                        f"{param} must hold token ids below the vocabulary's size of {vocab_size}, "
-                        f"got {token_id}",
-                    )
+        self.check_vocabulary(vocab_size)
         seed = self.seed
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little", signed=True)

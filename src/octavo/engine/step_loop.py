@@ -242,6 +242,7 @@ class StepLoop:
         """One token for one request, and the rules that may end it."""
         token_id = sampled.token_id
         if token_id < 0:
+            # Its blocks stay findable: whoever computed them anew would get the same bytes.
             message = "the model's output is not finite for this request"
             self._finish(request, RequestFailed(message, code="non_finite_logits"))
             return

@@ -64,7 +64,7 @@ class InvalidTokenId(ValueError):
     """A token id outside the vocabulary."""
 
     def __init__(self, token_id: int, vocab_size: int) -> None:
-        super().__init__(f"token id {token_id} is outside the vocabulary of {vocab_size} tokens")
+        super().__init__(f"token id {token_id} is outside the vocabulary of {vocab_size:,} tokens")
         self.token_id = token_id
         self.vocab_size = vocab_size
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from octavo.api.errors import invalid
-from octavo.api.integers import Int64, check_token_ids
-from octavo.engine.sampling_params import SamplingParams
+from octavo.api.integers import Int64
+from octavo.engine.sampling_params import InvalidParameter, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where none is given, as in OpenAI's API; less where the context ends
@@ -86,15 +86,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def sampling_params(
         self, *, max_tokens: int | None, logprobs: int | None, vocab_size: int
     ) -> SamplingParams:
-        """Raises InvalidParameter (a number out of its range), APIError (a token the model does not have)."""
+        """Raises InvalidParameter: a number out of its range, or a token the model does not have."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _PASSED_ON}
         given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given["stop_token_ids"] = tuple(self.stop_token_ids or ())
         given["max_tokens"] = max_tokens
         given["logprobs"] = logprobs
-        check_token_ids(list(self.logit_bias or ()), vocab_size, param="logit_bias")
-        check_token_ids(list(given["stop_token_ids"]), vocab_size, param="stop_token_ids")
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        params.check_vocabulary(vocab_size)
+        return params
 
 
 class ContentPart(msgspec.Struct):
@@ -134,15 +134,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def params(self, vocab_size: int) -> SamplingParams:
-        limit: int | None = getattr(self, self.limit_name)
-        check_max_tokens(limit, param=self.limit_name)
-        if self.top_logprobs is not None:
-            check_top_logprobs(self.top_logprobs, param="top_logprobs")
-        return self.sampling_params(
-            max_tokens=limit,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            vocab_size=vocab_size,
-        )
+        """Raises InvalidParameter, with the names that chat has for the limit and the logprobs."""
+        try:
+            return self.sampling_params(
+                max_tokens=getattr(self, self.limit_name),
+                logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+                vocab_size=vocab_size,
+            )
+        except InvalidParameter as error:
+            raise error.renamed({"max_tokens": self.limit_name, "logprobs": "top_logprobs"}) from None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -160,19 +160,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             )
 
     def params(self, vocab_size: int) -> SamplingParams:
-        check_max_tokens(self.max_tokens, param="max_tokens")
+        """Raises InvalidParameter."""
         return self.sampling_params(max_tokens=self.max_tokens, logprobs=self.logprobs, vocab_size=vocab_size)
-
-
-def check_max_tokens(limit: int | None, *, param: str) -> None:
-    """A limit of no tokens asks for nothing. Checked here because chat has two names for it."""
-    if limit is not None and limit < 1:
-        raise invalid(f"'{param}' is {limit}; it must be at least 1.", param=param)
-
-
-def check_top_logprobs(count: int, *, param: str) -> None:
-    if not 0 <= count <= 20:
-        raise invalid(f"'{param}' is {count}; it must be from 0 to 20.", param=param)
 
 
 def template_messages(messages: list[ChatMessage], *, param: str = "messages") -> list[dict[str, str]]:
