@@ -195,6 +195,21 @@ def test_blocks_order_threads_and_instructions_change_no_byte(shape: Shape) -> N
             assert same_bytes(out, plain), name
 
 
+@pytest.mark.slow
+@given(
+    shape=shapes(60_000_000), block_size=st.sampled_from(BLOCK_SIZES), poison=st.sampled_from([NAN, INFINITY])
+)
+@settings(max_examples=300)
+def test_larger_batches_are_right_and_the_same_everywhere(shape: Shape, block_size: int, poison: int) -> None:
+    chunks = shape.chunks()
+    expected = attend(chunks, block_size=block_size, poison=poison, threads=2)
+    for chunk, out in zip(chunks, expected, strict=True):
+        assert close(chunk, out)
+    for name, outs in variants(chunks).items():
+        for out, plain in zip(outs, expected, strict=True):
+            assert same_bytes(out, plain), name
+
+
 @given(shape=shapes(20_000_000), threads=st.integers(1, 3))
 @settings(max_examples=25)
 def test_neighbours_change_no_byte(shape: Shape, threads: int) -> None:

@@ -1,0 +1,86 @@
+"""Programs are checked when they are recorded: what would read or write past a buffer is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kernels.recorded import matrix_of
+from octavo.kernels import Program, ThreadPool
+
+ONES = np.ones(16, dtype=np.float32)
+SQUARE = matrix_of(np.eye(16, dtype=np.float32))
+NARROW = matrix_of(np.eye(8, dtype=np.float32))
+
+
+def program_with_buffers() -> Program:
+    """Buffers 0 of 16, 1 of 48 and 2 of 16."""
+    program = Program(ThreadPool(1), "", 4)
+    assert [program.buffer(width) for width in (16, 48, 16)] == [0, 1, 2]
+    return program
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (lambda p: p.embed(NARROW, 0), "embeddings of 8 do not fit a buffer of 16"),
+        (lambda p: p.rms_norm(0, ONES[:8], 1e-5, 2), "norm of 8 does not fit buffers of 16 and 16"),
+        (lambda p: p.rms_norm(0, ONES, 1e-5, 1), "norm of 16 does not fit buffers of 16 and 48"),
+        (lambda p: p.linear(0, [NARROW], 2, False), "matrix over 8 does not fit a buffer of 16"),
+        (lambda p: p.linear(0, [SQUARE, SQUARE], 2, False), "matrices of 32 columns .* buffer of 16"),
+        (lambda p: p.linear(0, [], 2, False), "matrices of 0 columns .* buffer of 16"),
+        (lambda p: p.linear(0, [SQUARE], 0, False), "cannot replace the rows it reads"),
+        (lambda p: p.linear(0, [SQUARE], 0, True), "cannot replace the rows it reads"),
+        (lambda p: p.attention(1, 2, 1, 0, 16), "1 query heads do not divide among 0 KV heads"),
+        (lambda p: p.attention(1, 2, 3, 2, 16), "3 query heads do not divide among 2 KV heads"),
+        (lambda p: p.attention(1, 2, 1, 1, 8), "head size 8 "),
+        (lambda p: p.attention(1, 2, 2, 1, 16), "buffers of 48 and 16 do not fit 2 "),
+        (lambda p: p.silu_mul(1, 2), "gate and up of 48 do not fit an output of 16"),
+        (lambda p: p.logits(0, ONES[:8], 1e-5, SQUARE), "norm of 8 .* buffer of 16"),
+        (lambda p: p.logits(0, ONES, 1e-5, NARROW), "head over 8 .* buffer of 16"),
+        (lambda p: p.rope(np.zeros(9), 1.0), "rope over 18 dimensions"),
+    ],
+)
+def test_what_does_not_fit_a_buffer_is_refused_with_its_numbers(
+    record: Callable[[Program], None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        record(program_with_buffers())
+
+
+@pytest.mark.parametrize("buffer", [3, -1])
+def test_a_buffer_that_is_not_there_is_refused(buffer: int) -> None:
+    with pytest.raises(IndexError):
+        program_with_buffers().embed(SQUARE, buffer)
+
+
+def test_layers_of_unequal_heads_are_refused() -> None:
+    program = program_with_buffers()
+    program.attention(1, 2, 1, 1, 16)
+    wide, out = program.buffer(96), program.buffer(32)
+    with pytest.raises(ValueError, match="equal heads"):
+        program.attention(wide, out, 1, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("extent", "block_size", "message"),
+    [
+        (4096, 0, "block size 0 "),
+        (4096, 12, "block size 12 "),
+        (65_536, 128, "block size 128 "),
+        (1023, 16, "extents of 1023 bytes do not hold blocks of 1024"),
+    ],
+)
+def test_blocks_that_the_kernels_do_not_have_are_refused(extent: int, block_size: int, message: str) -> None:
+    program = program_with_buffers()
+    program.attention(1, 2, 1, 1, 16)
+    with pytest.raises(ValueError, match=message):
+        program.bind(4096, extent, 1, block_size)
+
+
+@pytest.mark.parametrize("row_tile", [0, -1, 257])
+def test_a_row_tile_has_1_to_256_tokens(row_tile: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to 256 tokens, not {row_tile}"):
+        Program(ThreadPool(1), "", row_tile)
