@@ -21,17 +21,26 @@ COMPILER = next(
 )
 
 
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+PATHS = {
+    "avx2": AVX2,
+    "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx512vnni": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AVX2 is x86's")
-def test_the_avx2_file_shows_the_linker_nothing_but_its_table(tmp_path: Path) -> None:
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these paths are x86's")
+def test_the_file_of_a_path_shows_the_linker_nothing_but_its_table(path: str, tmp_path: Path) -> None:
     """An inline function with external linkage is merged with its twins, and the linker may keep this one.
 
     Compiled without optimisation, where nothing is inlined away: every such function would be seen.
     """
     assert COMPILER is not None
-    object_file = tmp_path / "kernels_avx2.o"
+    object_file = tmp_path / "kernels.o"
     subprocess.run(
-        [COMPILER, "-std=c++20", "-O0", "-mavx2", "-mfma", "-mf16c", "-c", str(NATIVE / "kernels_avx2.cpp"),
+        [COMPILER, "-std=c++20", "-O0", *PATHS[path], "-c", str(NATIVE / f"kernels_{path}.cpp"),
          "-o", str(object_file)],
         check=True,
     )  # fmt: skip
@@ -42,4 +51,4 @@ def test_the_avx2_file_shows_the_linker_nothing_but_its_table(tmp_path: Path) ->
         text=True,
     )
     symbols = [line.split(maxsplit=2)[2] for line in listed.stdout.splitlines() if line.strip()]
-    assert symbols == ["octavo::avx2_kernels()"]
+    assert symbols == [f"octavo::{path}_kernels()"]

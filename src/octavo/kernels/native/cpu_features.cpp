@@ -10,36 +10,47 @@ namespace octavo {
 
 namespace {
 
-bool has_avx2_fma_f16c() {
+struct Path {
+    const char* name;
+    const KernelTable* kernels;
+    bool runs_here;
+};
+
+// Best first.
+std::vector<Path> paths() {
+    bool avx2 = false, avxvnni = false, avx512vnni = false;
 #if defined(__x86_64__)
     unsigned eax, ebx, ecx, edx;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return false;
-    const bool f16c = (ecx >> 29) & 1;
     // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
-    return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return false;
+    avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ((ecx >> 29) & 1);  // F16C
+    avxvnni = avx2 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && ((eax >> 4) & 1);
+    avx512vnni = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 #endif
+    std::vector<Path> all = {{"avx512vnni", avx512vnni_kernels(), avx512vnni},
+                             {"avxvnni", avxvnni_kernels(), avxvnni},
+                             {"avx2", avx2_kernels(), avx2},
+                             {"portable", &portable_kernels(), true}};
+    std::erase_if(all, [](const Path& path) { return path.kernels == nullptr || !path.runs_here; });
+    return all;
 }
 
 }  // namespace
 
 std::vector<std::string> available_instruction_sets() {
     std::vector<std::string> names;
-    if (avx2_kernels() != nullptr && has_avx2_fma_f16c()) names.emplace_back("avx2");
-    names.emplace_back("portable");
+    for (const Path& path : paths()) names.emplace_back(path.name);
     return names;
 }
 
 const KernelTable& select_kernels(const std::string& instruction_set) {
-    const std::vector<std::string> names = available_instruction_sets();
-    const std::string& wanted = instruction_set.empty() ? names.front() : instruction_set;
     std::string listed;
-    for (const std::string& name : names) {
-        if (name == wanted) return name == "avx2" ? *avx2_kernels() : portable_kernels();
-        listed += (listed.empty() ? "" : ", ") + name;
+    for (const Path& path : paths()) {
+        if (instruction_set.empty() || instruction_set == path.name) return *path.kernels;
+        listed += (listed.empty() ? "" : ", ") + std::string(path.name);
     }
-    throw std::invalid_argument("instruction set '" + wanted +
+    throw std::invalid_argument("instruction set '" + instruction_set +
                                 "' cannot run on this processor; available: " + listed);
 }
 

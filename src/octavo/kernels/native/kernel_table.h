@@ -121,6 +121,9 @@ struct KernelTable {
 int attention_scratch_floats(int head_dim);
 
 const KernelTable& portable_kernels();
-const KernelTable* avx2_kernels();  // null where it was not compiled
+// Null where they were not compiled.
+const KernelTable* avx2_kernels();
+const KernelTable* avxvnni_kernels();
+const KernelTable* avx512vnni_kernels();
 
 }  // namespace octavo

@@ -10,34 +10,12 @@ namespace octavo {
 // another file.
 namespace {
 
+constexpr char kName[] = "avx2";
+
 #include "float_formats.h"
 #include "simd_avx2.h"
-#include "kernels_rows.h"
-#include "kernels_matmul.h"
-#include "kernels_attention.h"
-
-const KernelTable kTable = {
-    "avx2",
-    quantize_row8,
-    quantize_row16,
-    rms_norm_row,
-    silu_mul_row,
-    rope_row,
-    store_kv,
-    attention,
-    fold_states,
-    {
-        float_matmul<float>,
-        float_matmul<Half>,
-        float_matmul<BFloat>,
-        quantized_matmul<WeightType::kQ4_0>,
-        quantized_matmul<WeightType::kQ4_1>,
-        quantized_matmul<WeightType::kQ8_0>,
-    },
-    peak_fma,
-    peak_int8,
-    read_bytes,
-};
+#include "products_avx2.h"
+#include "kernels.h"
 
 }  // namespace
 

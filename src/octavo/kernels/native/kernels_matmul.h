@@ -107,6 +107,15 @@ inline int columns_of(const MatmulTask& t, int64_t tile) {
     return static_cast<int>(left < kTileColumns ? left : kTileColumns);
 }
 
+// Fewer than kRows + 1 rows are left: all of them at once.
+template <WeightType kType, int kRows>
+inline void last_rows(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+    if (t.rows - row == kRows)
+        quantized_tile<kType, kRows>(t, tile, row, out, columns);
+    else if constexpr (kRows > 1)
+        last_rows<kType, kRows - 1>(t, tile, row, out, columns);
+}
+
 template <WeightType kType>
 void quantized_matmul(const MatmulTask& t) {
     for (int64_t n = t.tile_begin; n < t.tile_end; ++n) {
@@ -114,22 +123,11 @@ void quantized_matmul(const MatmulTask& t) {
         const int columns = columns_of(t, n);
         float* out = t.out + n * kTileColumns;
         int row = 0;
-        for (; row + 4 <= t.rows; row += 4)
-            quantized_tile<kType, 4>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride, columns);
-        out += static_cast<int64_t>(row) * t.out_stride;
-        switch (t.rows - row) {
-            case 3:
-                quantized_tile<kType, 3>(t, tile, row, out, columns);
-                break;
-            case 2:
-                quantized_tile<kType, 2>(t, tile, row, out, columns);
-                break;
-            case 1:
-                quantized_tile<kType, 1>(t, tile, row, out, columns);
-                break;
-            default:
-                break;
-        }
+        for (; row + kRowsAtOnce <= t.rows; row += kRowsAtOnce)
+            quantized_tile<kType, kRowsAtOnce>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
+                                               columns);
+        last_rows<kType, kRowsAtOnce - 1>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
+                                          columns);
     }
 }
 

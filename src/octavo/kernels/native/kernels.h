@@ -1,0 +1,29 @@
+// All kernels of one path, and their table. Included inside an anonymous namespace, after the path's simd and
+// products headers; kName is the path's name.
+
+#include "kernels_rows.h"
+#include "kernels_matmul.h"
+#include "kernels_attention.h"
+
+const KernelTable kTable = {
+    kName,
+    quantize_row8,
+    quantize_row16,
+    rms_norm_row,
+    silu_mul_row,
+    rope_row,
+    store_kv,
+    attention,
+    fold_states,
+    {
+        float_matmul<float>,
+        float_matmul<Half>,
+        float_matmul<BFloat>,
+        quantized_matmul<WeightType::kQ4_0>,
+        quantized_matmul<WeightType::kQ4_1>,
+        quantized_matmul<WeightType::kQ8_0>,
+    },
+    peak_fma,
+    peak_int8,
+    read_bytes,
+};

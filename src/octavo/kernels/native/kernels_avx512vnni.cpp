@@ -1,0 +1,32 @@
+// The kernels compiled for AVX-512 VL + VNNI, 256 bits wide.
+#include "kernel_table.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#include <immintrin.h>
+
+namespace octavo {
+
+// Internal linkage throughout: a function with external linkage compiled here could replace its twin in
+// another file.
+namespace {
+
+constexpr char kName[] = "avx512vnni";
+
+#include "float_formats.h"
+#include "simd_avx2.h"
+#include "products_vnni.h"
+#include "kernels.h"
+
+}  // namespace
+
+const KernelTable* avx512vnni_kernels() { return &kTable; }
+
+}  // namespace octavo
+
+#else
+
+namespace octavo {
+const KernelTable* avx512vnni_kernels() { return nullptr; }
+}  // namespace octavo
+
+#endif
