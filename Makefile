@@ -20,7 +20,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --qu
 
 .PHONY: serve test test-all bench check format build clean help
 
-serve: build  ## Set up, fetch the default model and serve it on 127.0.0.1:8000 (MODEL=, ARGS=)
+serve: build  ## Set up, fetch the model and serve it on 127.0.0.1:8000 (MODEL=, ARGS=)
 	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
 	@exec $(BIN)/octavo serve "$(MODEL)" $(ARGS)
 
@@ -30,7 +30,7 @@ test: $(DONE)/native $(DONE)/dev  ## Set up and run every test but the slow ones
 test-all: $(DONE)/native $(DONE)/dev  ## Every test, the slow ones too (ARGS=)
 	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
 
-bench: build  ## Measure beside llama.cpp, then start-up and idleness; takes minutes (MODEL=, ARGS=)
+bench: build  ## Compare speed with llama.cpp, then measure start-up and idling; takes minutes (MODEL=, ARGS=)
 	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
 	$(BIN)/python benchmarks/versus_llamacpp.py --model "$(MODEL)" $(ARGS)
 	$(BIN)/python benchmarks/idle_and_start.py --model "$(MODEL)"
@@ -51,8 +51,9 @@ build: $(DONE)/native  ## Bring the extension up to date (only what changed)
 clean:  ## Remove the environment and everything built (fetched models stay)
 	rm -rf $(VENV) build dist
 
-help:
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/:/'
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "MODEL= names a model or a GGUF file, ARGS= adds options: make serve MODEL=my.gguf ARGS='--port 8001'"
 
 # All that is missing is named in one line, before anything is downloaded.
 $(DONE)/venv:

@@ -57,6 +57,15 @@ def test_reading_a_command_line_loads_no_heavy_package(command: list[str]) -> No
     assert result.returncode == 0, f"loaded {result.stderr.strip()}"
 
 
+def test_a_limit_of_the_engine_is_told_in_flags(tiny_model_path: Path) -> None:
+    serve = _octavo("serve", str(tiny_model_path), "--port", "0", "--max-num-seqs", "500")
+    assert serve.returncode == 1
+    assert "--max-num-batched-tokens is 256 and must be at least --max-num-seqs, 500" in serve.stderr
+    chat = _octavo("chat", str(tiny_model_path), "--top-p", "7")
+    assert chat.returncode == 1
+    assert chat.stderr == "octavo: error: --top-p must be a number above 0 and at most 1, got 7.0\n"
+
+
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.3, 0.4])
 def test_an_interrupted_start_ends_at_once_without_a_traceback(smollm2_path: Path, after: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

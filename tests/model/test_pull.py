@@ -235,7 +235,7 @@ def test_names_become_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         resolve_model("nowhere/x.gguf")
     with pytest.raises(ModelNotFound, match="this is a folder"):
         resolve_model(str(tmp_path))
-    with pytest.raises(ModelNotFound, match="no model is called 'huge'; known: tiny"):
+    with pytest.raises(ModelNotFound, match="no file 'huge', and no model is called so; known: tiny"):
         resolve_model("huge")
     with pytest.raises(ModelNotFound, match=r"octavo pull hf:me/models:q4/x\.gguf"):
         resolve_model("hf:me/models:q4/x.gguf")

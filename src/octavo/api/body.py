@@ -79,6 +79,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, dict[str, 
     Returns: the struct, and every top-level field by name, undecoded.
     Raises: APIError 400; `param` names the field ("messages[0].content") wherever one can be named.
     """
+    if not body:
+        raise invalid("The request body is empty; it must be a JSON object.", code="invalid_json")
     try:
         # Every key first: the struct alone would ignore the unknown ones without a word.
         fields = _fields_decoder.decode(body)
@@ -103,6 +105,8 @@ def _wrong_type(said: str) -> APIError:
     if match := _EXPECTED.match(said):
         expected, got = _words(match["expected"]), _words(match["got"])
         what = f"'{param}'" if param else "The request body"
+        if "at `key in" in said:
+            what = f"Every key of {what}"
         return invalid(f"{what} must be {expected}, not {got}.", param=param, code="invalid_type")
     problem = said[: path.start()] if path else said
     return invalid(f"'{param}': {problem[:1].lower()}{problem[1:]}." if param else f"{problem}.", param=param)

@@ -124,7 +124,9 @@ def answer(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for everything that names a status of its own."""
     failure = from_exception(error)
     if failure.status == 404 and failure.code == "not_found":
-        failure.message = f"There is no {request.url.path} here; GET /v1/models lists the model served."
+        failure.message = (
+            f"There is nothing at {request.url.path}; OpenAI's API is under /v1, as in /v1/chat/completions."
+        )
     elif failure.status == 405:
         allowed = failure.headers.get("Allow", "another method")
         failure.message = f"{request.method} is not allowed on {request.url.path}; it takes {allowed}."

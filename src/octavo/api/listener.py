@@ -21,7 +21,8 @@ def listen(host: str, port: int) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise CannotListen(f"'{host}' is not an address of this machine: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise CannotListen(f"'{host}' is not an address of this machine: {why}") from error
     listener = socket.socket(family, kind, protocol)
     try:
         # Otherwise the port stays refused for a minute after a server with open connections has ended.

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from octavo.cli.flags import count
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
@@ -21,41 +23,55 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_kernels(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = kinds.add_parser(
         "kernels",
-        help="matrix products and attention against the machine's limits",
+        usage="octavo bench kernels [OPTIONS]",
+        help="how near matrix products and attention come to the machine's limits",
         description="Measure matrix products and paged attention, and in the same run what this machine "
         "could do at most: fp32 and int8 arithmetic, and reading memory.",
     )
     flag = parser.add_argument
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
-    flag("--quick", action="store_true", help="a few cases and repeats")
-    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--quick", action="store_true", help="only a few cases and repeats")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
     flag("--instruction-set", metavar="NAME", help="kernels to use (default: the best this processor has)")
-    flag("--only", choices=("matmul", "attention"), help="leave the other out")
+    flag("--only", choices=("matmul", "attention"), help="measure one of the two")
     flag("--types", type=_words, metavar="T,...", help="weight types (default: Q4_0,Q4_1,Q8_0,F16)")
     flag("--rows", type=_counts, metavar="N,...", help="rows of a product (default: 1,2,4,8,16,64,256)")
     flag("--with-1b", action="store_true", help="the products of a 1B model as well")
-    flag("--repeats", type=_count, metavar="N", help="timed repeats of each case (default: 7, quick: 3)")
+    flag("--repeats", type=count, metavar="N", help="timed repeats of each case (default: 7, quick: 3)")
 
 
 def _add_throughput(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = kinds.add_parser(
         "throughput",
-        help="a whole workload through the engine, without HTTP",
+        usage="octavo bench throughput [OPTIONS]",
+        help="tokens a second of a whole workload, without HTTP",
         description="Run seeded prompts of token ids through the engine, all given at once, and count "
         "tokens a second and the Python between two native steps.",
     )
     flag = parser.add_argument
-    flag("--model", default="smollm2-135m", help="a GGUF file, or a name 'octavo pull' knows")
-    flag("--num-prompts", type=_count, default=16, metavar="N", help="prompts (default: %(default)s)")
-    flag("--input-len", type=_count, default=400, metavar="N", help="tokens of each (default: %(default)s)")
     flag(
-        "--output-len", type=_count, default=64, metavar="N", help="tokens to generate (default: %(default)s)"
+        "--model",
+        default="smollm2-135m",
+        help="a GGUF file, or a name that 'octavo pull' knows (default: %(default)s)",
+    )
+    flag("--num-prompts", type=count, default=16, metavar="N", help="how many (default: %(default)s)")
+    flag(
+        "--input-len",
+        type=count,
+        default=400,
+        metavar="N",
+        help="tokens of a prompt (default: %(default)s)",
     )
     flag(
-        "--concurrency", type=_count, default=8, metavar="N", help="computed together (default: %(default)s)"
+        "--output-len",
+        type=count,
+        default=64,
+        metavar="N",
+        help="tokens of an answer (default: %(default)s)",
     )
-    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
-    flag("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    flag("--concurrency", type=count, default=8, metavar="N", help="computed together (default: %(default)s)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--seed", type=int, default=0, metavar="N", help="draws the prompts (default: %(default)s)")
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
 
 
@@ -143,14 +159,8 @@ def _refuse(sentence: str) -> int:
     return 1
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
-
-
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
+    return tuple(count(part) for part in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:

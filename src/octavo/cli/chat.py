@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli.flags import count, in_flags
 from octavo.cli.interrupts import interrupts_raise
 
 if TYPE_CHECKING:
     from octavo.cli.chat_answers import AnswerSource, Message
     from octavo.cli.chat_terminal import Room
+
+_SAMPLING_FIELDS = ("temperature", "top_p", "max_tokens", "seed")
+"""Fields of `SamplingParams` that are flags here."""
 
 HELP = """\
 /reset           forget the conversation
@@ -27,6 +31,7 @@ A pasted text of many lines is one message. A message that begins with / needs a
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "chat",
+        usage="octavo chat [MODEL] [OPTIONS]",
         help="talk to a model in the terminal",
         description="Talk to a model in the terminal. Where standard input is no terminal, each of its lines "
         "is a turn and answers are plain text.",
@@ -36,23 +41,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "model",
         metavar="MODEL",
         nargs="?",
-        help="a GGUF file, or a name 'octavo pull' knows (default: smollm2-135m); with --url, an id there",
+        help="a GGUF file, or a name that 'octavo pull' knows (default: smollm2-135m); with --url, a model's "
+        "name there",
     )
     flag("--url", help="talk to a running server, for example http://127.0.0.1:8000/v1")
-    flag("--api-key", metavar="KEY", help="for --url (default: the variable OCTAVO_API_KEY)")
-    flag("--system", metavar="TEXT", help="the system message")
+    flag("--api-key", metavar="KEY", help="the key that the server asks for (default: $OCTAVO_API_KEY)")
+    flag("--system", metavar="TEXT", help="the system message: how the model should answer")
     flag(
         "--temperature",
         type=float,
         metavar="T",
-        help="0 picks the likeliest token (default: as the server's)",
+        help="0 always picks the likeliest token, more varies the answers (default: 1)",
     )
     flag(
         "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that reach this probability"
     )
-    flag("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits)")
-    flag("--seed", type=int, metavar="N", help="make the draws repeatable")
-    flag("--threads", type=int, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--max-tokens", type=count, metavar="N", help="longest answer, in tokens (default: what fits)")
+    flag("--seed", type=int, metavar="N", help="the same N gives the same answers")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
     parser.set_defaults(run=run)
 
 
@@ -182,7 +188,7 @@ def _local(args: argparse.Namespace, room: Room) -> AnswerSource:
     try:
         params = SamplingParams(**_options(args))
     except InvalidParameter as error:
-        raise ChatError(error.message) from error
+        raise ChatError(in_flags(error.message, _SAMPLING_FIELDS)) from error
     room.say(f"loading {model} ...")
     from octavo.engine.memory import MemoryRefused
     from octavo.llm import LLM
@@ -198,5 +204,4 @@ def _local(args: argparse.Namespace, room: Room) -> AnswerSource:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling flags that were given, by the names both engine and server know."""
-    names = ("temperature", "top_p", "max_tokens", "seed")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return {name: getattr(args, name) for name in _SAMPLING_FIELDS if getattr(args, name) is not None}

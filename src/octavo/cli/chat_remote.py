@@ -80,10 +80,10 @@ class RemoteSource:
         except urllib.error.HTTPError as error:
             with error:
                 raise ChatError(_server_sentence(error.read(), error.code)) from error
-        except urllib.error.URLError as error:
-            raise ChatError(f"cannot reach {self._url}: {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise ChatError(f"cannot reach {self._url}: {error}") from error
+            cause = getattr(error, "reason", error)  # urllib wraps what the system says
+            why = getattr(cause, "strerror", None) or cause
+            raise ChatError(f"cannot reach {self._url}: {why}") from error
 
 
 class RemoteAnswer:

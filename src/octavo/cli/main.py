@@ -26,10 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="octavo",
+        usage="octavo COMMAND [OPTIONS]",
         description="A language model server for one machine and many people, on paged KV memory.",
+        epilog="'octavo COMMAND --help' explains a command. To begin: 'octavo pull smollm2-135m', then "
+        "'octavo serve'.",
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    subparsers = parser.add_subparsers(title="commands", prog="octavo", dest="command", metavar="COMMAND")
     wanted = arguments[0] if arguments and arguments[0] in COMMANDS else None
     modules = {name: import_module(f"octavo.cli.{name}") for name in COMMANDS if wanted in (None, name)}
     for module in modules.values():

@@ -18,10 +18,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     from octavo.model.catalog import KNOWN_MODELS
 
     parser = subparsers.add_parser(
-        "pull", help="fetch a model", description="Fetch a model and verify its checksum."
+        "pull",
+        usage="octavo pull NAME [--json]",
+        help="fetch a model",
+        description="Fetch a model into ~/.cache/octavo/models (or below $XDG_CACHE_HOME) and verify its "
+        "checksum. What is there already is only verified.",
     )
     parser.add_argument("name", metavar="NAME", help=f"{', '.join(KNOWN_MODELS)}, or hf:owner/repo:file")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print name, path and checksum as JSON")
     parser.set_defaults(run=run)
 
 

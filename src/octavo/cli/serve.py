@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli.flags import byte_count, count, in_flags
 from octavo.cli.settling_heap import SettlingHeap
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ logger = logging.getLogger("octavo.serve")
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_ENGINE_FIELDS = ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
+"""Fields of `EngineConfig` that are flags here."""
+
 _WORDS = {
     "1": True,
     "true": True,
@@ -49,11 +50,17 @@ _WORDS = {
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.memory import DEFAULT_POOL_CAP, GIB
+
+    defaults = EngineConfig()
     parser = subparsers.add_parser(
         "serve",
         help="serve a model over HTTP",
-        description="Serve a model with OpenAI's HTTP API.",
-        epilog="Every option can also be set in the environment: --max-num-seqs as OCTAVO_MAX_NUM_SEQS.",
+        usage="octavo serve [MODEL] [OPTIONS]",
+        description="Serve a model over HTTP, with OpenAI's API.",
+        epilog="Every option can also be set in the environment: --max-num-seqs as OCTAVO_MAX_NUM_SEQS. "
+        "Sizes in tokens and bytes are printed at the start, with the arithmetic.",
     )
     flag = parser.add_argument
     flag(
@@ -61,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="MODEL",
         nargs="?",
         default="smollm2-135m",
-        help="a GGUF file, or a name 'octavo pull' knows",
+        help="a GGUF file, or a name that 'octavo pull' knows (default: %(default)s)",
     )
     flag("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     flag(
@@ -70,41 +77,57 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--served-model-name",
         metavar="NAME",
-        help="the model's id in the API (default: as MODEL, without folders)",
+        help="what clients call the model (default: MODEL, without folders and .gguf)",
     )
     flag(
         "--max-model-len",
-        type=_count,
+        type=count,
         metavar="TOKENS",
-        help="longest request (default: the model's context)",
+        help="longest request, prompt and answer together (default: the model's context)",
     )
-    flag("--kv-cache-memory", type=byte_count, metavar="SIZE", help="the KV pool: 2GiB, 512MiB, or bytes")
+    flag(
+        "--kv-cache-memory",
+        type=byte_count,
+        metavar="SIZE",
+        help="memory for the tokens of all requests: 2GiB, 512MiB, or bytes (default: half of what is "
+        f"available, at most {DEFAULT_POOL_CAP // GIB} GiB)",
+    )
     flag(
         "--block-size",
         type=int,
         choices=(8, 16, 32),
-        default=16,
-        help="tokens a KV block (default: %(default)s)",
+        default=defaults.block_size,
+        help="tokens that share a block of this memory (default: %(default)s)",
     )
-    flag("--max-num-seqs", type=_count, metavar="N", help="requests computed together")
-    flag("--max-num-batched-tokens", type=_count, metavar="N", help="tokens computed in one step")
+    flag(
+        "--max-num-seqs",
+        type=count,
+        metavar="N",
+        help=f"requests computed together; more of them wait (default: {defaults.max_num_seqs})",
+    )
+    flag(
+        "--max-num-batched-tokens",
+        type=count,
+        metavar="N",
+        help=f"tokens computed in one step, of all requests (default: {defaults.max_num_batched_tokens})",
+    )
     flag(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="reuse the KV of equal prompt beginnings",
+        default=defaults.enable_prefix_caching,
+        help="compute the equal beginnings of prompts only once (default: yes)",
     )
-    flag("--threads", type=_count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
     flag(
         "--api-key",
         type=_key,
         metavar="KEY",
-        help="ask every client for this key (better set as OCTAVO_API_KEY)",
+        help="ask every client for this key (OCTAVO_API_KEY keeps it out of the list of processes)",
     )
     flag(
         "--strict",
         action="store_true",
-        help="refuse to start where the pool is shorter than the longest request",
+        help="refuse to start where the memory cannot hold the longest request",
     )
     flag("--log-content", action="store_true", help="let the log hold prompts and answers")
     parser.set_defaults(run=run, problems=_apply_environment(parser, os.environ))
@@ -226,18 +249,14 @@ def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, n
     from octavo.engine.engine import Engine
     from octavo.engine.memory import MemoryRefused
 
-    given = {
-        field: getattr(args, field)
-        for field in ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
-        if getattr(args, field) is not None
-    }
+    given = {field: getattr(args, field) for field in _ENGINE_FIELDS if getattr(args, field) is not None}
     try:
         config = EngineConfig(
             block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching, **given
         )
         return Engine(model, tokenizer, config, model_name=name)
     except (MemoryRefused, ValueError) as error:
-        raise CannotServe(str(error)) from error
+        raise CannotServe(in_flags(str(error), _ENGINE_FIELDS)) from error
 
 
 def _shortfall(memory: MemoryPlan) -> str | None:
@@ -316,21 +335,6 @@ def _seconds_since_command() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):
         return time.process_time()
-
-
-def byte_count(text: str) -> int:
-    """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 2GiB, 512MiB or 1073741824")
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
-    return int(text)
 
 
 def _port(text: str) -> int:

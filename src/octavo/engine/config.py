@@ -44,8 +44,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens must be at least max_num_seqs, {self.max_num_seqs}: everyone who "
-                f"generates gets a token each step; it is not {self.max_num_batched_tokens}"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and must be at least max_num_seqs, "
+                f"{self.max_num_seqs}: everyone who generates gets a token each step"
             )
         if not self.stall_timeout > 0:
             raise ValueError(f"stall_timeout must be more than 0 seconds, not {self.stall_timeout}")

@@ -123,9 +123,7 @@ def lookup(name: str) -> KnownModel | HubModel:
         if match is None or any(not part or part.startswith(".") for part in parts):
             raise ModelNotFound(f"'{name}' is not of the form hf:owner/repo:file")
         return HubModel(match["repo"], match["file"])
-    raise ModelNotFound(
-        f"no model is called '{name}'; known: {', '.join(KNOWN_MODELS)}, or hf:owner/repo:file"
-    )
+    raise ModelNotFound(f"no model is called '{name}'; {_known()}")
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
@@ -139,13 +137,19 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
         return path
     if path.name == given and (models_dir() / given).is_file():
         return models_dir() / given
-    if given not in KNOWN_MODELS and not given.startswith("hf:") and _looks_like_a_path(given):
-        what = "this is a folder, not a model file" if path.is_dir() else "no such file"
-        raise ModelNotFound(f"{given}: {what}")
+    if given not in KNOWN_MODELS and not given.startswith("hf:"):
+        if _looks_like_a_path(given):
+            what = "this is a folder, not a model file" if path.is_dir() else "no such file"
+            raise ModelNotFound(f"{given}: {what}")
+        raise ModelNotFound(f"there is no file '{given}', and no model is called so; {_known()}")
     model = lookup(given)
     if not model.path.is_file():
         raise ModelNotFound(f"the model '{given}' is not here yet; fetch it with: octavo pull {given}")
     return model.path
+
+
+def _known() -> str:
+    return f"known: {', '.join(KNOWN_MODELS)}, or hf:owner/repo:file"
 
 
 def _looks_like_a_path(given: str) -> bool:
