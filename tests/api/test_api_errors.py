@@ -78,6 +78,18 @@ def test_broken_bodies_are_400(client: httpx.Client, path: str, body: bytes) -> 
     refused(client.post(path, content=body))
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "The request body is empty; it must be a JSON object."),
+        ('{"logit_bias": {"a": 1}}', "Every key of 'logit_bias' must be an integer, not a string."),
+        ('{"logit_bias": {"1": "a"}}', "'logit_bias[]' must be a number, not a string."),
+    ],
+)
+def test_the_message_says_what_is_wrong_with_what(client: httpx.Client, body: str, message: str) -> None:
+    assert refused(client.post("/v1/completions", content=body))["message"] == message
+
+
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize(
     ("field", "value"),

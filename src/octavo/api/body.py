@@ -105,7 +105,7 @@ def _wrong_type(said: str) -> APIError:
     if match := _EXPECTED.match(said):
         expected, got = _words(match["expected"]), _words(match["got"])
         what = f"'{param}'" if param else "The request body"
-        if "at `key in" in said:
+        if "at `key` in" in said:
             what = f"Every key of {what}"
         return invalid(f"{what} must be {expected}, not {got}.", param=param, code="invalid_type")
     problem = said[: path.start()] if path else said
