@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from octavo.model.batch import RaggedBatch
-from octavo.model.model import Model
 
 from octavo.kv.arena import Arena
+from octavo.model.batch import RaggedBatch
+from octavo.model.model import Model
 
 
 def paged_logits(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from octavo.model.model import Model
 
+from octavo.model.model import Model
 from octavo.text.tokenizer import Tokenizer
 from oracle.float64_llama import Float64Llama
 from oracle.teacher_forced import log_softmax, paged_logits
