@@ -23,7 +23,8 @@ How
     off on both sides: nothing can be reused. Both decode greedily and past the end of text, so the counts of
     tokens are equal; they are checked against what was asked for. Both have KV for 8,192 tokens as f16,
     llama.cpp in eight slots, and take the same number of threads. llama.cpp decides about flash attention
-    itself; everything not named here is its default.
+    itself; everything not named here is its default. The wheel is built for AVX2 at most, and Octavo takes
+    the best there is: the printed line says what each used.
 
 What is printed
     Medians over the repetitions, with the lowest and the highest. The ratio is the median of the
@@ -249,7 +250,12 @@ def llamacpp_python() -> Path:
 
 
 def _llamacpp_version(python: Path) -> str:
-    code = "import importlib.metadata; print(importlib.metadata.version('xllamacpp'))"
+    """The package's version, and the widest vector instructions its build may use."""
+    code = (
+        "import importlib.metadata, xllamacpp, re\n"
+        "used = re.findall(r'(AVX\\w*|NEON|SVE) = 1', xllamacpp.get_system_info())\n"
+        "print(importlib.metadata.version('xllamacpp'), 'on', (used or ['no vector instructions'])[-1])"
+    )
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -323,7 +329,8 @@ def _ratio(spread: Spread) -> str:
 
 def _conditions(machine: Machine, model: Path, version: str, disturbance: Sequence[float]) -> str:
     return (
-        f"{model.name}; xllamacpp {version}; {machine.cpu_model}, {machine.threads} threads; {machine.date}; "
+        f"{model.name}; xllamacpp {version}; {machine.cpu_model}, {machine.threads} threads, "
+        f"Octavo on {machine.instruction_set}; {machine.date}; "
         f"other processes used {median(disturbance):.2f} processors (at most {max(disturbance):.2f})"
     )
 
