@@ -144,8 +144,8 @@ def test_the_store_counts_what_its_matrices_take(coding: str) -> None:
     data = random_bytes(coding, 20, 64, seed=1)
     first = Matrix(store, coding, data, 20, 64, pool)
     second = Matrix(store, coding, data, 20, 64, pool)
-    # Tiles of eight columns: 20 rows take the room of 24. Starts are aligned to 64 bytes.
-    assert first.nbytes == data.size * 24 // 20
+    # Panels of 32 columns: 20 rows take the room of 32. Starts are aligned to 64 bytes.
+    assert first.nbytes == data.size * 32 // 20
     assert 2 * first.nbytes <= store.used_bytes <= 2 * first.nbytes + 128
     assert same_values(second, data)
 

@@ -8,9 +8,11 @@
 
 namespace octavo {
 
-constexpr int kTileColumns = 8;  // output columns of one packed weight tile
-constexpr int kGroup = 32;       // activations that share one scale
-constexpr int kRunTokens = 256;  // positions whose attention state is computed from scratch, then folded
+constexpr int kTileColumns = 8;    // output columns of one tile: the lanes of a vector
+constexpr int kPanelTiles = 4;     // tiles that lie group by group beside each other in memory
+constexpr int kPanelColumns = 32;  // of a panel
+constexpr int kGroup = 32;         // activations that share one scale
+constexpr int kRunTokens = 256;    // positions whose attention state is computed from scratch, then folded
 
 enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kCount };
 
@@ -42,11 +44,11 @@ struct Activations {
 };
 
 struct MatmulTask {
-    const uint8_t* tiles;  // packed weights of column tile 0
-    int64_t tile_bytes;
+    const uint8_t* panels;  // packed weights of panel 0
+    int64_t panel_bytes;
     int k;
-    int columns;  // real output columns; the last tile may be padded
-    int64_t tile_begin, tile_end;
+    int columns;  // real output columns; the last panel may be padded
+    int64_t panel_begin, panel_end;
     Activations activations;
     int rows;
     float* out;  // [rows][out_stride]

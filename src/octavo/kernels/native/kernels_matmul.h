@@ -1,11 +1,15 @@
 // Matrix products of packed weights with rows of activations. Included inside an anonymous namespace.
 //
-// A tile is 8 output columns; a lane is a column, so nothing is summed across lanes. Per 32 values of k:
+// A tile is 8 output columns; a lane is a column, so nothing is summed across lanes. A panel is 4 tiles,
+// group by group:
+//   | group 0: tile 0, 1, 2, 3 | group 1: tile 0, 1, 2, 3 | ...
+// so that however many tiles are computed together, memory is read as one stream. A tile's group of 32 values
+// of k:
 //   Q4_0  | 128 B codes | 8 x f16 scale |                 value = scale * (code - 8)
 //   Q4_1  | 128 B codes | 8 x f16 scale | 8 x f16 minimum | value = scale * code + minimum
 //   Q8_0  | 256 B codes | 8 x f16 scale |                 value = scale * code
-// Each output is one chain of multiply-adds in k order, the same for any number of rows. Up to four rows
-// share a tile's decoded codes.
+//   F32, F16, BF16: for each k the panel's 32 elements.
+// Each output is one chain of multiply-adds in k order, the same for any number of rows.
 
 template <WeightType kType>
 struct GroupLayout;
@@ -25,8 +29,9 @@ struct GroupLayout<WeightType::kQ8_0> {
     static constexpr bool kHasMinimum = false;
 };
 
+// The first `count` columns of a tile, which may be fewer than it has, or none, or more.
 inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
-    if (count == kTileColumns) {
+    if (count >= kTileColumns) {
         store(out, accumulate ? add(load(out), value) : value);
         return;
     }
@@ -35,120 +40,134 @@ inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     for (int c = 0; c < count; ++c) out[c] = accumulate ? out[c] + v[c] : v[c];
 }
 
-template <WeightType kType, int kRows>
-inline void quantized_tile(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+// kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
+// weights serve all rows. `tile` is the first tile's first group.
+template <WeightType kType, int kRows, int kTiles>
+inline void quantized_tiles(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
     using Layout = GroupLayout<kType>;
     const Activations& a = t.activations;
     const int groups = t.k / kGroup;
-    F32x8 acc[kRows];
-    for (int r = 0; r < kRows; ++r) acc[r] = zero_f32();
+    F32x8 acc[kTiles][kRows];
+    for (int j = 0; j < kTiles; ++j)
+        for (int r = 0; r < kRows; ++r) acc[j][r] = zero_f32();
     for (int g = 0; g < groups; ++g) {
-        const uint8_t* group = tile + static_cast<int64_t>(g) * Layout::kBytes;
-        I32x8 dot[kRows];
+        const uint8_t* group = tile + static_cast<int64_t>(g) * kPanelTiles * Layout::kBytes;
+        if constexpr (kTiles < kPanelTiles) {
+            // The panel is walked once for each part of it, which no hardware prefetcher follows: fetch the
+            // same part of the next panel meanwhile.
+            if (row == 0)
+                for (int b = 0; b < kTiles * Layout::kBytes; b += 64)
+                    __builtin_prefetch(group + t.panel_bytes + b);
+        }
+        I32x8 dot[kTiles][kRows];
         if constexpr (kType == WeightType::kQ8_0) {
             const int16_t* rows[kRows];
             for (int r = 0; r < kRows; ++r)
                 rows[r] = a.codes16 + static_cast<int64_t>(row + r) * t.k + g * kGroup;
-            dot_8bit<kRows>(group, rows, dot);
+            dot_8bit<kRows, kTiles, Layout::kBytes>(group, rows, dot);
         } else {
             const int8_t* rows[kRows];
-            for (int r = 0; r < kRows; ++r)
-                rows[r] = a.codes + static_cast<int64_t>(row + r) * t.k + g * kGroup;
             const WideCode* wide[kRows];
-            for (int r = 0; r < kRows; ++r) wide[r] = a.wide + static_cast<int64_t>(row + r) * groups + g;
-            dot_4bit<kRows>(group, rows, wide, dot);
+            for (int r = 0; r < kRows; ++r) {
+                rows[r] = a.codes + static_cast<int64_t>(row + r) * t.k + g * kGroup;
+                wide[r] = a.wide + static_cast<int64_t>(row + r) * groups + g;
+            }
+            dot_4bit<kRows, kTiles, Layout::kBytes>(group, rows, wide, dot);
         }
-        const F32x8 scale = load(reinterpret_cast<const Half*>(group + Layout::kCodeBytes));
-        F32x8 minimum = zero_f32();
-        if constexpr (Layout::kHasMinimum)
-            minimum = load(reinterpret_cast<const Half*>(group + Layout::kCodeBytes + 16));
-        for (int r = 0; r < kRows; ++r) {
-            const int64_t at = static_cast<int64_t>(row + r) * groups + g;
-            if constexpr (kType == WeightType::kQ4_0) dot[r] = sub(dot[r], broadcast(8 * a.sums[at]));
-            const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
-            acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(row_scale)), acc[r]);
-            if constexpr (Layout::kHasMinimum) acc[r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[r]);
+        for (int j = 0; j < kTiles; ++j) {
+            const uint8_t* scales = group + j * Layout::kBytes + Layout::kCodeBytes;
+            const F32x8 scale = load(reinterpret_cast<const Half*>(scales));
+            F32x8 minimum = zero_f32();
+            if constexpr (Layout::kHasMinimum) minimum = load(reinterpret_cast<const Half*>(scales + 16));
+            for (int r = 0; r < kRows; ++r) {
+                const int64_t at = static_cast<int64_t>(row + r) * groups + g;
+                if constexpr (kType == WeightType::kQ4_0)
+                    dot[j][r] = sub(dot[j][r], broadcast(8 * a.sums[at]));
+                const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
+                acc[j][r] = fma(to_float(dot[j][r]), mul(scale, broadcast(row_scale)), acc[j][r]);
+                if constexpr (Layout::kHasMinimum)
+                    acc[j][r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[j][r]);
+            }
         }
     }
     for (int r = 0; r < kRows; ++r)
-        write_columns(out + static_cast<int64_t>(r) * t.out_stride, columns, t.accumulate, acc[r]);
+        for (int j = 0; j < kTiles; ++j)
+            write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
+                          columns - j * kTileColumns, t.accumulate, acc[j][r]);
 }
 
-// Weights that are floats: the rows stay unquantised. kTiles tiles at once keep enough chains in flight.
+// The same for weights that are floats: the rows stay unquantised.
 template <class Element, int kRows, int kTiles>
 inline void float_tiles(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
-    F32x8 acc[kRows][kTiles];
+    F32x8 acc[kTiles][kRows];
     const float* x[kRows];
-    const Element* w[kTiles];
     for (int r = 0; r < kRows; ++r) {
         x[r] = t.activations.x + static_cast<int64_t>(row + r) * t.activations.x_stride;
-        for (int j = 0; j < kTiles; ++j) acc[r][j] = zero_f32();
+        for (int j = 0; j < kTiles; ++j) acc[j][r] = zero_f32();
     }
-    for (int j = 0; j < kTiles; ++j) w[j] = reinterpret_cast<const Element*>(tile + j * t.tile_bytes);
-    for (int k = 0; k < t.k; ++k) {
-        F32x8 v[kTiles];
-        for (int j = 0; j < kTiles; ++j) v[j] = load(w[j] + static_cast<int64_t>(k) * kTileColumns);
-        for (int r = 0; r < kRows; ++r) {
-            const F32x8 xk = broadcast(x[r][k]);
-            for (int j = 0; j < kTiles; ++j) acc[r][j] = fma(xk, v[j], acc[r][j]);
-        }
-    }
-    for (int r = 0; r < kRows; ++r) {
+    const Element* w = reinterpret_cast<const Element*>(tile);
+    for (int k = 0; k < t.k; ++k, w += kPanelColumns) {
         for (int j = 0; j < kTiles; ++j) {
-            const int left = columns - j * kTileColumns;
-            write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
-                          left < kTileColumns ? left : kTileColumns, t.accumulate, acc[r][j]);
+            const F32x8 v = load(w + j * kTileColumns);
+            for (int r = 0; r < kRows; ++r) acc[j][r] = fma(broadcast(x[r][k]), v, acc[j][r]);
         }
     }
+    for (int r = 0; r < kRows; ++r)
+        for (int j = 0; j < kTiles; ++j)
+            write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
+                          columns - j * kTileColumns, t.accumulate, acc[j][r]);
 }
 
-inline int columns_of(const MatmulTask& t, int64_t tile) {
-    const int64_t left = t.columns - tile * kTileColumns;
-    return static_cast<int>(left < kTileColumns ? left : kTileColumns);
-}
-
-// Fewer than kRows + 1 rows are left: all of them at once.
-template <WeightType kType, int kRows>
-inline void last_rows(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
-    if (t.rows - row == kRows)
-        quantized_tile<kType, kRows>(t, tile, row, out, columns);
-    else if constexpr (kRows > 1)
-        last_rows<kType, kRows - 1>(t, tile, row, out, columns);
-}
-
+// What a kind of weights needs to be walked over: a kernel for any rows and tiles, and the bytes from tile to
+// tile.
 template <WeightType kType>
-void quantized_matmul(const MatmulTask& t) {
-    for (int64_t n = t.tile_begin; n < t.tile_end; ++n) {
-        const uint8_t* tile = t.tiles + n * t.tile_bytes;
-        const int columns = columns_of(t, n);
-        float* out = t.out + n * kTileColumns;
-        int row = 0;
-        for (; row + kRowsAtOnce <= t.rows; row += kRowsAtOnce)
-            quantized_tile<kType, kRowsAtOnce>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
-                                               columns);
-        last_rows<kType, kRowsAtOnce - 1>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
-                                          columns);
+struct Quantized {
+    static constexpr int kTileBytes = GroupLayout<kType>::kBytes;
+    static constexpr int kRows = kRowsAtOnce, kTiles = kTilesAtOnce;
+    template <int kR, int kT>
+    static void run(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+        quantized_tiles<kType, kR, kT>(t, tile, row, out, columns);
     }
-}
-
-template <class Element, int kTiles>
-inline void float_rows(const MatmulTask& t, int64_t n) {
-    const uint8_t* tile = t.tiles + n * t.tile_bytes;
-    int64_t left = t.columns - n * kTileColumns;
-    if (left > kTiles * kTileColumns) left = kTiles * kTileColumns;
-    float* out = t.out + n * kTileColumns;
-    int row = 0;
-    for (; row + 4 <= t.rows; row += 4)
-        float_tiles<Element, 4, kTiles>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
-                                        static_cast<int>(left));
-    for (; row < t.rows; ++row)
-        float_tiles<Element, 1, kTiles>(t, tile, row, out + static_cast<int64_t>(row) * t.out_stride,
-                                        static_cast<int>(left));
-}
+};
 
 template <class Element>
-void float_matmul(const MatmulTask& t) {
-    int64_t n = t.tile_begin;
-    for (; n + 2 <= t.tile_end; n += 2) float_rows<Element, 2>(t, n);
-    if (n < t.tile_end) float_rows<Element, 1>(t, n);
+struct Floats {
+    static constexpr int kTileBytes = kTileColumns * sizeof(Element);
+    static constexpr int kRows = 4, kTiles = 2;  // eight chains hide the latency of a multiply-add
+    template <int kR, int kT>
+    static void run(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+        float_tiles<Element, kR, kT>(t, tile, row, out, columns);
+    }
+};
+
+// At most kR rows are left: all of them at once.
+template <class Weights, int kR, int kT>
+inline void last_rows(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+    if (t.rows - row == kR)
+        Weights::template run<kR, kT>(t, tile, row, out, columns);
+    else if constexpr (kR > 1)
+        last_rows<Weights, kR - 1, kT>(t, tile, row, out, columns);
+}
+
+template <class Weights>
+void matmul(const MatmulTask& t) {
+    constexpr int kRows = Weights::kRows, kTiles = Weights::kTiles;
+    for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
+        const uint8_t* panel = t.panels + n * t.panel_bytes;
+        const int columns = static_cast<int>(t.columns - n * kPanelColumns);
+        float* out = t.out + n * kPanelColumns;
+        if (t.rows < kRows) {  // few rows wait for memory: the whole panel in one pass
+            last_rows<Weights, kRows - 1, kPanelTiles>(t, panel, 0, out, columns);
+            continue;
+        }
+        for (int tile = 0; tile < kPanelTiles && tile * kTileColumns < columns; tile += kTiles) {
+            const uint8_t* first = panel + tile * Weights::kTileBytes;
+            const int left = columns - tile * kTileColumns;
+            float* to = out + tile * kTileColumns;
+            int row = 0;
+            for (; row + kRows <= t.rows; row += kRows, to += static_cast<int64_t>(kRows) * t.out_stride)
+                Weights::template run<kRows, kTiles>(t, first, row, to, left);
+            last_rows<Weights, kRows - 1, kTiles>(t, first, row, to, left);
+        }
+    }
 }

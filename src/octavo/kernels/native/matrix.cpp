@@ -93,17 +93,17 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
         throw std::invalid_argument("a " + type + " matrix of " + std::to_string(out_features) + " x " +
                                     std::to_string(in_features) + " takes " + std::to_string(expected) +
                                     " bytes, not " + std::to_string(size));
-    num_tiles_ = (out_features + kTileColumns - 1) / kTileColumns;
-    tile_bytes_ = in_features / f.group * f.packed_bytes;
-    tiles_ = store_->allocate(nbytes());
+    num_panels_ = (out_features + kPanelColumns - 1) / kPanelColumns;
+    panel_bytes_ = in_features / f.group * f.packed_bytes * kPanelTiles;
+    panels_ = store_->allocate(nbytes());
 
     std::atomic<int64_t> bad_row{-1};
-    const int64_t chunk = std::max<int64_t>(1, num_tiles_ / (8 * pool.num_threads()));
+    const int64_t chunk = std::max<int64_t>(1, num_panels_ / (8 * pool.num_threads()));
     ThreadPool::Session session(pool);
-    pool.parallel_for(num_tiles_, chunk, [&](int64_t begin, int64_t end, int) {
-        for (int64_t tile = begin; tile < end; ++tile) {
+    pool.parallel_for(num_panels_, chunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t panel = begin; panel < end; ++panel) {
             int64_t bad = -1;
-            pack_tile(data, tile, &bad);
+            pack_panel(data, panel, &bad);
             if (bad >= 0) bad_row.store(bad, std::memory_order_relaxed);
         }
     });
@@ -111,16 +111,18 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
         throw std::invalid_argument("row " + std::to_string(bad_row) + " has a scale that is not finite");
 }
 
-void Matrix::pack_tile(const uint8_t* data, int64_t tile, int64_t* bad_row) const {
+void Matrix::pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) const {
     const TypeFacts& f = facts(type_);
     const int64_t groups = in_features_ / f.group;
-    uint8_t* out = tiles_ + tile * tile_bytes_;
-    for (int c = 0; c < kTileColumns; ++c) {
-        const int64_t row = tile * kTileColumns + c;
+    const int64_t stride = int64_t{kPanelTiles} * f.packed_bytes;  // from group to group
+    for (int column = 0; column < kPanelColumns; ++column) {
+        const int64_t row = panel * kPanelColumns + column;
+        const int c = column % kTileColumns;
+        uint8_t* out = panels_ + panel * panel_bytes_ + column / kTileColumns * f.packed_bytes;
         if (row >= out_features_) return;  // the store's memory is zero
         const uint8_t* source = data + row * groups * f.source_bytes;
         for (int64_t g = 0; g < groups; ++g, source += f.source_bytes) {
-            uint8_t* group = out + g * f.packed_bytes;
+            uint8_t* group = out + g * stride;
             if (f.packed_code_bytes == 0) {
                 std::memcpy(group + c * f.source_bytes, source, f.source_bytes);
                 continue;
@@ -147,9 +149,10 @@ void Matrix::pack_tile(const uint8_t* data, int64_t tile, int64_t* bad_row) cons
 void Matrix::dequantize_row(int64_t index, float* out) const {
     const TypeFacts& f = facts(type_);
     const int c = static_cast<int>(index % kTileColumns);
-    const uint8_t* group = tiles_ + index / kTileColumns * tile_bytes_;
+    const uint8_t* group = panels_ + index / kPanelColumns * panel_bytes_ +
+                           index % kPanelColumns / kTileColumns * f.packed_bytes;
     const int64_t groups = in_features_ / f.group;
-    for (int64_t g = 0; g < groups; ++g, group += f.packed_bytes) {
+    for (int64_t g = 0; g < groups; ++g, group += int64_t{kPanelTiles} * f.packed_bytes) {
         float* to = out + g * f.group;
         switch (type_) {
             case WeightType::kF32:

@@ -1,4 +1,4 @@
-// Weights, repacked at load into column tiles (layouts in kernels_matmul.h).
+// Weights, repacked at load into column panels (layouts in kernels_matmul.h).
 #pragma once
 
 #include <cstdint>
@@ -49,10 +49,10 @@ class Matrix {
     WeightType type() const { return type_; }
     int64_t out_features() const { return out_features_; }
     int64_t in_features() const { return in_features_; }
-    int64_t nbytes() const { return tile_bytes_ * num_tiles_; }
-    int64_t num_tiles() const { return num_tiles_; }
-    int64_t tile_bytes() const { return tile_bytes_; }
-    const uint8_t* tiles() const { return tiles_; }
+    int64_t nbytes() const { return panel_bytes_ * num_panels_; }
+    int64_t num_panels() const { return num_panels_; }
+    int64_t panel_bytes() const { return panel_bytes_; }
+    const uint8_t* panels() const { return panels_; }
     // The codes of its rows of activations that a product reads.
     ActivationCodes activation_codes() const {
         if (type_ == WeightType::kQ8_0) return kCodes16;
@@ -63,12 +63,12 @@ class Matrix {
     void dequantize_row(int64_t index, float* out) const;
 
   private:
-    void pack_tile(const uint8_t* data, int64_t tile, int64_t* bad_row) const;
+    void pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) const;
 
     std::shared_ptr<WeightStore> store_;
     WeightType type_;
-    int64_t out_features_, in_features_, num_tiles_, tile_bytes_;
-    uint8_t* tiles_;
+    int64_t out_features_, in_features_, num_panels_, panel_bytes_;
+    uint8_t* panels_;
 };
 
 }  // namespace octavo

@@ -4,11 +4,11 @@
 // after simd_avx2.h.
 
 #if defined(__AVX512VNNI__)
-constexpr int kRowsAtOnce = 8;
+constexpr int kRowsAtOnce = 4, kTilesAtOnce = 4;
 inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_epi32(sum, u8, s8); }
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(sum, a, b); }
 #else
-constexpr int kRowsAtOnce = 4;
+constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
 inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #endif
@@ -19,38 +19,51 @@ inline __m256i broadcast4(const void* p) {
     return _mm256_set1_epi32(four);
 }
 
-template <int kRows>
+template <int kRows, int kTiles, int kTileBytes>
 inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows],
-                     const WideCode* const (&wide)[kRows], I32x8 (&out)[kRows]) {
+                     const WideCode* const (&wide)[kRows], I32x8 (&out)[kTiles][kRows]) {
     const __m256i low = _mm256_set1_epi8(15);
-    __m256i even[kRows], odd[kRows];  // two chains a row hide the instruction's latency
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = _mm256_setzero_si256();
+    for (int t = 0; t < kTiles; ++t)
+        for (int r = 0; r < kRows; ++r) out[t][r].v = _mm256_setzero_si256();
     for (int j = 0; j < 4; ++j) {
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * j));
-        const __m256i first = _mm256_and_si256(both, low);
-        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        __m256i first[kTiles], second[kTiles];
+        for (int t = 0; t < kTiles; ++t) {
+            const __m256i both =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + t * kTileBytes + 32 * j));
+            first[t] = _mm256_and_si256(both, low);
+            second[t] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        }
         for (int r = 0; r < kRows; ++r) {
-            even[r] = dot4(even[r], first, broadcast4(rows[r] + 8 * j));
-            odd[r] = dot4(odd[r], second, broadcast4(rows[r] + 8 * j + 4));
+            const __m256i a = broadcast4(rows[r] + 8 * j), b = broadcast4(rows[r] + 8 * j + 4);
+            for (int t = 0; t < kTiles; ++t) out[t][r].v = dot4(dot4(out[t][r].v, first[t], a), second[t], b);
         }
     }
     for (int r = 0; r < kRows; ++r) {
         const WideCode& apart = *wide[r];
-        const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + apart.offset));
-        const __m256i w =
-            _mm256_and_si256(_mm256_srlv_epi32(lanes, _mm256_set1_epi32(apart.shift)), _mm256_set1_epi32(15));
-        // Both factors fit 16 bits, and the upper half of w's lanes is 0.
-        out[r].v = dot2(_mm256_add_epi32(even[r], odd[r]), w, _mm256_set1_epi32(apart.code));
+        const __m256i shift = _mm256_set1_epi32(apart.shift), code = _mm256_set1_epi32(apart.code);
+        for (int t = 0; t < kTiles; ++t) {
+            const __m256i lanes =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + t * kTileBytes + apart.offset));
+            const __m256i w = _mm256_and_si256(_mm256_srlv_epi32(lanes, shift), _mm256_set1_epi32(15));
+            // Both factors fit 16 bits, and the upper half of w's lanes is 0.
+            out[t][r].v = dot2(out[t][r].v, w, code);
+        }
     }
 }
 
-template <int kRows>
-inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kRows]) {
-    for (int r = 0; r < kRows; ++r) out[r].v = _mm256_setzero_si256();
+template <int kRows, int kTiles, int kTileBytes>
+inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
+    for (int t = 0; t < kTiles; ++t)
+        for (int r = 0; r < kRows; ++r) out[t][r].v = _mm256_setzero_si256();
     for (int j = 0; j < 16; ++j) {
-        const __m256i w =
-            _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + 16 * j)));
-        for (int r = 0; r < kRows; ++r) out[r].v = dot2(out[r].v, w, broadcast4(rows[r] + 2 * j));
+        __m256i w[kTiles];
+        for (int t = 0; t < kTiles; ++t)
+            w[t] = _mm256_cvtepi8_epi16(
+                _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + t * kTileBytes + 16 * j)));
+        for (int r = 0; r < kRows; ++r) {
+            const __m256i a = broadcast4(rows[r] + 2 * j);
+            for (int t = 0; t < kTiles; ++t) out[t][r].v = dot2(out[t][r].v, w[t], a);
+        }
     }
 }
 

@@ -68,21 +68,21 @@ void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
             float* out, int out_stride, bool accumulate) {
     int64_t total = 0;
-    for (const auto& matrix : matrices) total += matrix->num_tiles();
+    for (const auto& matrix : matrices) total += matrix->num_panels();
     const int64_t chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
     pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end, int) {
-        int64_t first_tile = 0, first_column = 0;
+        int64_t first_panel = 0, first_column = 0;
         for (const auto& matrix : matrices) {
-            const int64_t from = std::max(begin - first_tile, int64_t{0});
-            const int64_t to = std::min(end - first_tile, matrix->num_tiles());
+            const int64_t from = std::max(begin - first_panel, int64_t{0});
+            const int64_t to = std::min(end - first_panel, matrix->num_panels());
             if (from < to) {
                 MatmulTask task{};
-                task.tiles = matrix->tiles();
-                task.tile_bytes = matrix->tile_bytes();
+                task.panels = matrix->panels();
+                task.panel_bytes = matrix->panel_bytes();
                 task.k = static_cast<int>(matrix->in_features());
                 task.columns = static_cast<int>(matrix->out_features());
-                task.tile_begin = from;
-                task.tile_end = to;
+                task.panel_begin = from;
+                task.panel_end = to;
                 task.activations = activations;
                 task.rows = rows;
                 task.out = out + first_column;
@@ -90,7 +90,7 @@ void linear(const KernelTable& kernels, ThreadPool& pool,
                 task.accumulate = accumulate;
                 kernels.matmul[static_cast<int>(matrix->type())](task);
             }
-            first_tile += matrix->num_tiles();
+            first_panel += matrix->num_panels();
             first_column += matrix->out_features();
         }
     });
