@@ -1,7 +1,7 @@
 """Octavo beside llama.cpp: the same file, the same threads, the same client, in one run.
 
-    python benchmarks/versus_llamacpp.py [--model M] [--threads N] [--repetitions R] [--quiet MINUTES]
-                                          [--json F] [--markdown F]
+    python benchmarks/versus_llamacpp.py [--model M] [--threads N] [--instruction-set I] [--repetitions R]
+                                          [--quiet MINUTES] [--json F] [--markdown F]
 
 What is measured
     prefill       one request of 512 tokens, from its sending to its first token: prompt tokens a second
@@ -136,6 +136,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Octavo beside llama.cpp.")
     flag = parser.add_argument
     flag("--model", default=DEFAULT_MODEL, help="a GGUF file, or a name 'octavo pull' knows")
+    flag(
+        "--instruction-set",
+        choices=available_instruction_sets(),
+        default=available_instruction_sets()[0],
+        help="of Octavo (default: %(default)s)",
+    )
     flag("--threads", type=int, default=default_num_threads(), help="of each engine (default: %(default)s)")
     flag("--repetitions", type=int, default=5, help="default: %(default)s")
     flag("--only", choices=[workload.name for workload in WORKLOADS], action="append")
@@ -154,12 +160,12 @@ def main() -> int:
     python = llamacpp_python()
     commands = {
         "llamacpp": _llamacpp_command(python, model, args.threads),
-        "octavo": _octavo_command(model, args.threads),
+        "octavo": _octavo_command(model, args.threads, args.instruction_set),
     }
     chosen = [workload for workload in WORKLOADS if not args.only or workload.name in args.only]
     with GGUFFile(model) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
-    machine = Machine.now(args.threads, available_instruction_sets()[0])
+    machine = Machine.now(args.threads, args.instruction_set)
     runs = _repeat(commands, chosen, tokenizer, args.repetitions, args.quiet * 60)
     if not runs:
         print(f"no repetition was undisturbed in {args.quiet:g} minutes", file=sys.stderr)
@@ -265,7 +271,7 @@ def _llamacpp_command(python: Path, model: Path, threads: int) -> list[str]:
     return [str(python), script, str(model), "--port", "{port}", "--threads", str(threads), *sizes]
 
 
-def _octavo_command(model: Path, threads: int) -> list[str]:
+def _octavo_command(model: Path, threads: int, instruction_set: str) -> list[str]:
     with GGUFFile(model) as file:
         config = ModelConfig.from_gguf(file)
     layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE)
@@ -273,6 +279,7 @@ def _octavo_command(model: Path, threads: int) -> list[str]:
     return [
         *(sys.executable, "-m", "octavo.cli.main", "serve", str(model)),
         *("--port", "{port}", "--threads", str(threads), "--block-size", str(BLOCK_SIZE)),
+        *("--instruction-set", instruction_set),
         *("--kv-cache-memory", str(pool), "--no-enable-prefix-caching"),
     ]
 

@@ -117,6 +117,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=defaults.enable_prefix_caching,
         help="compute the equal beginnings of prompts only once (default: yes)",
     )
+    flag(
+        "--instruction-set",
+        metavar="NAME",
+        help="kernels to use: avx512vnni, avxvnni, avx2 or portable (default: the best that runs here)",
+    )
     flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
     flag(
         "--api-key",
@@ -209,7 +214,7 @@ class Loaded:
         from octavo.text.tokenizer import Tokenizer
 
         self.name: str = args.served_model_name or Path(args.model).name.removesuffix(".gguf")
-        self.model = _load_model(resolve_model(args.model), args.threads)
+        self.model = _load_model(resolve_model(args.model), args.threads, args.instruction_set)
         try:
             self.tokenizer = Tokenizer.from_gguf(self.model.metadata)
             self.chat_template: ChatTemplate | None = None
@@ -235,11 +240,11 @@ class Loaded:
         self.model.close()
 
 
-def _load_model(path: Path, num_threads: int | None) -> Model:
+def _load_model(path: Path, num_threads: int | None, instruction_set: str | None) -> Model:
     from octavo.model.model import Model
 
     try:
-        return Model.load(path, num_threads=num_threads)
+        return Model.load(path, num_threads=num_threads, instruction_set=instruction_set)
     except (ValueError, OSError) as error:
         raise CannotServe(str(error)) from error
 
