@@ -17,14 +17,62 @@ struct RunView {
     const uint8_t* base(int block) const { return kv->arena + blocks[block] * kv->extent_bytes; }
 };
 
+// Which lines to fetch while a score tile is computed. Blocks of a sequence lie far apart, so no hardware
+// prefetcher helps from one to the next. K comes from a little ahead, V from the same positions, which are
+// read after the scores. The K of 8 positions and their V are head_dim x 16 bytes each; a tile walks through
+// them in the same proportion.
+struct NoFetch {
+    void begin(int) {}
+    void next(int) {}
+};
+
+struct FetchAhead {
+    static constexpr int kAhead = 32;  // positions
+    const RunView& view;
+    int length;  // positions of the run
+    int head_dim, block_size;
+    int k_position = 0, v_position = 0;
+    const uint8_t* k_line = nullptr;
+    const uint8_t* v_line = nullptr;
+    int k_left = 0, v_left = 0;  // bytes of the block
+
+    void seek(int position, int64_t offset, const uint8_t** line, int* left) const {
+        if (position >= length) position = 0;  // nothing is there: fetch what is at hand
+        const int row_bytes = head_dim * 2;
+        *line = view.base(position / block_size) + offset + position % block_size * row_bytes;
+        *left = (block_size - position % block_size) * row_bytes;
+    }
+    void begin(int first_vector) {
+        v_position = 8 * first_vector;
+        k_position = v_position + kAhead;
+        seek(k_position, view.k_offset, &k_line, &k_left);
+        seek(v_position, view.v_offset, &v_line, &v_left);
+    }
+    void next(int bytes) {
+        __builtin_prefetch(k_line, 0, 3);
+        __builtin_prefetch(v_line, 0, 2);
+        k_line += bytes;
+        v_line += bytes;
+        if ((k_left -= bytes) <= 0) {
+            k_position = (k_position / block_size + 1) * block_size;
+            seek(k_position, view.k_offset, &k_line, &k_left);
+        }
+        if ((v_left -= bytes) <= 0) {
+            v_position = (v_position / block_size + 1) * block_size;
+            seek(v_position, view.v_offset, &v_line, &v_left);
+        }
+    }
+};
+
 // scores[i][p * 8 ...] for kQ query vectors and kP vectors of 8 positions, d in order.
-template <int kQ, int kP, class Element>
+template <int kQ, int kP, class Element, class Fetch>
 inline void score_tile(const float* const* q, const Element* const* k, int k_stride, int head_dim,
-                       float* scores) {
+                       float* scores, Fetch& fetch) {
     F32x8 acc[kQ][kP];
     for (int i = 0; i < kQ; ++i)
         for (int p = 0; p < kP; ++p) acc[i][p] = zero_f32();
     for (int d = 0; d < head_dim; ++d) {
+        fetch.next(16 * kP);
         F32x8 kv[kP];
         for (int p = 0; p < kP; ++p) kv[p] = load(k[p] + static_cast<int64_t>(d) * k_stride);
         for (int i = 0; i < kQ; ++i) {
@@ -36,44 +84,40 @@ inline void score_tile(const float* const* q, const Element* const* k, int k_str
         for (int p = 0; p < kP; ++p) store(scores + i * kRunTokens + 8 * p, acc[i][p]);
 }
 
-template <int kQ, class Element, class Locate>
+template <int kQ, class Element, class Locate, class Fetch>
 inline void score_vectors(const float* const* q, int vectors, int k_stride, int head_dim, float* scores,
-                          Locate locate) {
+                          Locate locate, Fetch& fetch) {
     constexpr int kP = kQ <= 3 ? 4 : 2;
     const Element* k[4];
     int at = 0;
     for (; at + kP <= vectors; at += kP) {
         for (int p = 0; p < kP; ++p) k[p] = locate(at + p);
-        score_tile<kQ, kP, Element>(q, k, k_stride, head_dim, scores + 8 * at);
+        fetch.begin(at);
+        score_tile<kQ, kP, Element>(q, k, k_stride, head_dim, scores + 8 * at, fetch);
     }
     for (; at < vectors; ++at) {
         k[0] = locate(at);
-        score_tile<kQ, 1, Element>(q, k, k_stride, head_dim, scores + 8 * at);
+        fetch.begin(at);
+        score_tile<kQ, 1, Element>(q, k, k_stride, head_dim, scores + 8 * at, fetch);
     }
 }
 
-template <class Element, class Locate>
+template <class Element, class Locate, class Fetch>
 inline void score_group(int count, const float* const* q, int vectors, int k_stride, int head_dim,
-                        float* scores, Locate locate) {
+                        float* scores, Locate locate, Fetch fetch) {
     switch (count) {
         case 1:
-            score_vectors<1, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<1, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
         case 2:
-            score_vectors<2, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<2, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
         case 3:
-            score_vectors<3, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<3, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
         case 4:
-            score_vectors<4, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<4, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
         case 5:
-            score_vectors<5, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<5, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
         default:
-            score_vectors<6, Element>(q, vectors, k_stride, head_dim, scores, locate);
-            break;
+            return score_vectors<6, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
     }
 }
 
@@ -234,18 +278,23 @@ void attention(const AttentionTask& t) {
                     const int count = vectors - i < kVectorsAtOnce ? vectors - i : kVectorsAtOnce;
                     const int needed = lengths[i + count - 1] - from;
                     if (needed <= 0) continue;
-                    score_group<float>(count, q + i, ((needed < tokens ? needed : tokens) + 7) / 8,
-                                       kSliceTokens, hd, scores + i * kRunTokens + from,
-                                       [&](int n) { return slice + 8 * n; });
+                    score_group<float>(
+                        count, q + i, ((needed < tokens ? needed : tokens) + 7) / 8, kSliceTokens, hd,
+                        scores + i * kRunTokens + from, [&](int n) { return slice + 8 * n; }, NoFetch{});
                 }
             }
         } else {
             const int per_block = bs / 8;
             for (int i = first; i < vectors; i += kVectorsAtOnce) {
                 const int count = vectors - i < kVectorsAtOnce ? vectors - i : kVectorsAtOnce;
-                score_group<Half>(count, q + i, (lengths[i + count - 1] + 7) / 8, bs, hd,
-                                  scores + i * kRunTokens,
-                                  [&](int n) { return view.k(n / per_block) + n % per_block * 8; });
+                const auto locate = [&](int n) { return view.k(n / per_block) + n % per_block * 8; };
+                const int needed = (lengths[i + count - 1] + 7) / 8;
+                float* to = scores + i * kRunTokens;
+                if (i == first)
+                    score_group<Half>(count, q + i, needed, bs, hd, to, locate,
+                                      FetchAhead{view, longest, hd, bs});
+                else  // the first group has fetched the run
+                    score_group<Half>(count, q + i, needed, bs, hd, to, locate, NoFetch{});
             }
         }
 
