@@ -62,3 +62,20 @@ def test_a_disagreement_with_llamacpp_is_a_near_tie_or_right(
                 f"step {step}: we prefer {token} to llama.cpp's {output[step]} by {chosen[step][1]:.3f}, "
                 f"float64 the other way by {row[output[step]] - row[token]:.3f}"
             )
+
+
+@pytest.mark.slow
+def test_the_exact_forward_does_not_take_every_token_of_llamacpp(reference: Float64Llama) -> None:
+    """Why a gap above 0.1 cannot simply be forbidden: the truth has some."""
+    gaps, steps = [], 0
+    for answer in (param.values[0] for param in ANSWERS):
+        prompt, output = answer["prompt_ids"], answer["output_ids"]
+        exact = reference.logits(reference.cached_hidden(prompt + output[:-1])[len(prompt) - 1 :])
+        steps += len(output)
+        gaps += [float(row.max() - row[token]) for row, token in zip(exact, output, strict=True)]
+    wide = [gap for gap in gaps if gap > NEAR_TIE]
+    differing = sum(gap > 0.0 for gap in gaps)
+    print(
+        f"float64 differs at {differing} of {steps} steps, at {len(wide)} by more than 0.1, at most {max(gaps):.2f}"
+    )
+    assert wide

@@ -46,6 +46,8 @@ def test_real_text_on_smollm2_is_close_to_float64(smollm2: Model, smollm2_path: 
         pytest.param({"weight_type": "BF16"}, id="bf16"),
         pytest.param({"weight_type": "Q4_0"}, id="q4_0"),
         pytest.param({"weight_type": "Q4_1"}, id="q4_1"),
+        pytest.param({"weight_type": "Q5_0"}, id="q5_0"),
+        pytest.param({"weight_type": "Q5_1"}, id="q5_1"),
         pytest.param({"weight_type": "Q8_0"}, id="q8_0"),
         pytest.param({"weight_type": "Q4_0", "embedding_type": "Q8_0", "tied": True}, id="tied"),
         pytest.param({"num_heads": 4, "num_kv_heads": 4}, id="one-query-a-key"),

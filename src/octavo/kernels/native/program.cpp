@@ -289,14 +289,6 @@ void Program::prepare_tile(const Batch& batch, int64_t first_token, const std::v
     if (attention_) attention_->plan(tile.segments);
 }
 
-void Program::sample_row(int64_t sequence, const float* logits) {
-    try {
-        (*sampled_)[sequence] = (*samplers_)[sequence]->sample(logits);
-    } catch (...) {
-        (*sampled_)[sequence] = Sampled{};  // no token: this request fails, the step goes on
-    }
-}
-
 int64_t Program::rows_at_once(int rows) const { return std::max(1, rows / (4 * pool_->num_threads())); }
 
 void Program::run_operation(const Operation& operation) {
@@ -383,7 +375,7 @@ void Program::run_logits(const Logits& op) {
                 if (all_logits_ != nullptr)
                     std::memcpy(all_logits_ + target * vocab, logits, vocab * sizeof(float));
                 else
-                    sample_row(target, logits);
+                    (*sampled_)[target] = (*samplers_)[target]->sample(logits);
             }
         });
     }

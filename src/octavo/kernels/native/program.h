@@ -141,7 +141,6 @@ class Program {
     PagedKV paged_kv(int layer) const;
     void run_operation(const Operation& operation);
     void run_logits(const Logits& op);
-    void sample_row(int64_t sequence, const float* logits);
     int64_t rows_at_once(int rows) const;
 
     std::shared_ptr<ThreadPool> pool_;
