@@ -46,7 +46,7 @@ class TinyLlama:
     head_dim: int = 16
     context_length: int = 2048
     weight_type: str = "Q4_0"
-    """F32, F16, BF16, Q4_0, Q4_1 or Q8_0: the matrices. Norms are F32, as in every published file."""
+    """F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0: the matrices. Norms are F32, as in every published file."""
     embedding_type: str | None = None
     """The embedding and the head; `weight_type` where None."""
     tied: bool = False

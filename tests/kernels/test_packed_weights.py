@@ -8,16 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.weights import (
-    BLOCK_BYTES,
+    BLOCKS,
     FLOAT_TYPES,
-    GROUP,
-    NUM_SCALES,
     QUANTIZED_TYPES,
     TYPES,
     Bytes,
     dequantize,
     packed,
     quantize,
+    whole_blocks,
 )
 from octavo.kernels import Matrix, ThreadPool, WeightStore
 
@@ -35,12 +34,14 @@ def random_bytes(coding: str, rows: int, columns: int, seed: int) -> Bytes:
         # Little-endian: the exponent is in the last half of an element.
         halves[..., -1][halves[..., -1] & exponent == exponent] ^= 0x0400
         return halves.view(np.uint8).reshape(-1)
-    blocks = random.integers(0, 256, (rows, columns // GROUP, BLOCK_BYTES[coding]), dtype=np.uint8)
-    scales = random.integers(0, 2**16, (*blocks.shape[:2], NUM_SCALES[coding]), dtype=np.uint16)
+    block = BLOCKS[coding]
+    blocks = random.integers(0, 256, (rows, columns // block.values, block.bytes), dtype=np.uint8)
+    scales = random.integers(0, 2**16, (*blocks.shape[:2], len(block.halves)), dtype=np.uint16)
     scales[scales & 0x7C00 == 0x7C00] ^= 0x0400
     special = random.choice(SUBNORMAL_HALVES + EXTREME_HALVES, size=scales.shape)
     scales = np.where(random.random(scales.shape) < 0.3, special, scales).astype(np.uint16)
-    blocks[..., : 2 * NUM_SCALES[coding]] = scales.view(np.uint8)
+    for which, at in enumerate(block.halves):
+        blocks[..., at : at + 2] = scales[..., which : which + 1].view(np.uint8)
     return blocks.reshape(-1)
 
 
@@ -61,8 +62,9 @@ def test_any_bytes_are_read_as_the_reference_reads_them(
     coding: str, rows: int, groups: int, seed: int, threads: int
 ) -> None:
     """Also where the output columns do not fill the last tile of eight."""
-    data = random_bytes(coding, rows, groups * GROUP, seed)
-    assert same_values(packed(coding, data, rows, groups * GROUP, threads), data)
+    columns = whole_blocks(coding, 1) * groups
+    data = random_bytes(coding, rows, columns, seed)
+    assert same_values(packed(coding, data, rows, columns, threads), data)
 
 
 @pytest.mark.parametrize("coding", FLOAT_TYPES)
@@ -95,30 +97,31 @@ def test_every_half_is_read_as_numpy_reads_it() -> None:
 @pytest.mark.parametrize("half", NOT_FINITE_HALVES)
 @pytest.mark.parametrize("row", [0, 7, 8, 20])
 def test_a_scale_that_is_not_finite_is_refused_with_its_row(coding: str, half: int, row: int) -> None:
-    data = random_bytes(coding, 21, 64, seed=half)
-    blocks = data.reshape(21, 2, BLOCK_BYTES[coding])
-    for which in range(NUM_SCALES[coding]):
-        spoiled = blocks.copy()
-        spoiled[row, 1, 2 * which : 2 * which + 2] = np.array([half], dtype=np.uint16).view(np.uint8)
+    columns = 2 * BLOCKS[coding].values
+    data = random_bytes(coding, 21, columns, seed=half)
+    for at in BLOCKS[coding].halves:
+        spoiled = data.reshape(21, 2, -1).copy()
+        spoiled[row, 1, at : at + 2] = np.array([half], dtype=np.uint16).view(np.uint8)
         with pytest.raises(ValueError, match=f"row {row} has a scale that is not finite"):
-            packed(coding, spoiled.reshape(-1), 21, 64, threads=2)
+            packed(coding, spoiled.reshape(-1), 21, columns, threads=2)
 
 
 @pytest.mark.parametrize("coding", TYPES)
 @pytest.mark.parametrize("more", [-1, 1, 1000])
 def test_data_of_another_size_is_refused_with_both_numbers(coding: str, more: int) -> None:
-    data = random_bytes(coding, 10, 64, seed=0)
+    columns = whole_blocks(coding, 64)
+    data = random_bytes(coding, 10, columns, seed=0)
     wrong = np.resize(data, data.size + more)
     with pytest.raises(
-        ValueError, match=f"{coding} matrix of 10 x 64 takes {data.size} bytes, not {wrong.size}"
+        ValueError, match=f"{coding} matrix of 10 x {columns} takes {data.size} bytes, not {wrong.size}"
     ):
-        packed(coding, wrong, 10, 64)
+        packed(coding, wrong, 10, columns)
 
 
 @pytest.mark.parametrize("coding", QUANTIZED_TYPES)
 @pytest.mark.parametrize("columns", [1, 31, 33, 48])
 def test_columns_that_are_not_whole_groups_are_refused(coding: str, columns: int) -> None:
-    with pytest.raises(ValueError, match=f"2 x {columns} is not made of groups of 32"):
+    with pytest.raises(ValueError, match=f"2 x {columns} is not made of groups of {BLOCKS[coding].values}"):
         packed(coding, np.zeros(100, dtype=np.uint8), 2, columns)
 
 
@@ -132,7 +135,7 @@ def test_impossible_sizes_are_refused_with_their_numbers(coding: str, rows: int,
         packed(coding, np.zeros(0, dtype=np.uint8), rows, columns)
 
 
-@pytest.mark.parametrize("coding", ["Q4_K", "IQ4_XS", "f32", ""])
+@pytest.mark.parametrize("coding", ["IQ2_XXS", "TQ1_0", "f32", ""])
 def test_an_unknown_type_is_refused_with_those_there_are(coding: str) -> None:
     with pytest.raises(ValueError, match=f"{coding} are not supported.*{', '.join(TYPES)}"):
         packed(coding, np.zeros(18, dtype=np.uint8), 1, 32)
@@ -141,11 +144,15 @@ def test_an_unknown_type_is_refused_with_those_there_are(coding: str) -> None:
 @pytest.mark.parametrize("coding", TYPES)
 def test_the_store_counts_what_its_matrices_take(coding: str) -> None:
     store, pool = WeightStore(), ThreadPool(1)
-    data = random_bytes(coding, 20, 64, seed=1)
-    first = Matrix(store, coding, data, 20, 64, pool)
-    second = Matrix(store, coding, data, 20, 64, pool)
+    columns = whole_blocks(coding, 64)
+    data = random_bytes(coding, 20, columns, seed=1)
+    first = Matrix(store, coding, data, 20, columns, pool)
+    second = Matrix(store, coding, data, 20, columns, pool)
     # Panels of 32 columns: 20 rows take the room of 32. Starts are aligned to 64 bytes.
-    assert first.nbytes == data.size * 32 // 20
+    whole = data.size * 32 // 20
+    assert first.nbytes == (
+        whole * BLOCKS[coding].packed // BLOCKS[coding].bytes if coding in BLOCKS else whole
+    )
     assert 2 * first.nbytes <= store.used_bytes <= 2 * first.nbytes + 128
     assert same_values(second, data)
 

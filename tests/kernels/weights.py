@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,38 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-QUANTIZED_TYPES = ("Q4_0", "Q4_1", "Q8_0")
-TYPES = FLOAT_TYPES + QUANTIZED_TYPES
 GROUP = 32
-BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-NUM_SCALES = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
-"""Halves at the head of a block: the scale, and for Q4_1 the minimum."""
+"""Activations that share a scale."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a file holds for `values` consecutive weights of a row, in `bytes` bytes.
+
+    halves: where the f16 scale and, if there is one, minimum stand. packed: bytes that it takes in memory.
+    """
+
+    values: int
+    bytes: int
+    halves: tuple[int, ...]
+    packed: int
+
+
+BLOCKS = {
+    "Q4_0": Block(32, 18, (0,), 18),
+    "Q4_1": Block(32, 20, (0, 2), 20),
+    "Q5_0": Block(32, 22, (0,), 22),
+    "Q5_1": Block(32, 24, (0, 2), 24),
+    "Q8_0": Block(32, 34, (0,), 34),
+}
+QUANTIZED_TYPES = tuple(BLOCKS)
+TYPES = FLOAT_TYPES + QUANTIZED_TYPES
+
+
+def whole_blocks(coding: str, columns: int) -> int:
+    """`columns`, or as many more as make whole blocks of a quantised type."""
+    values = BLOCKS[coding].values if coding in BLOCKS else 1
+    return -(-columns // values) * values
 
 
 def packed(coding: str, data: Bytes, rows: int, columns: int, threads: int = 1) -> Matrix:

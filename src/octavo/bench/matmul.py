@@ -169,10 +169,20 @@ def _measure(
     )
 
 
+# A block in a file: weights, bytes, and where which f16 scale (or minimum) stands.
+_BLOCKS: dict[str, tuple[int, int, dict[int, float]]] = {
+    "Q4_0": (32, 18, {0: 0.01}),
+    "Q4_1": (32, 20, {0: 0.01, 2: -0.08}),
+    "Q5_0": (32, 22, {0: 0.005}),
+    "Q5_1": (32, 24, {0: 0.005, 2: -0.08}),
+    "Q8_0": (32, 34, {0: 0.001}),
+}
+
+
 def check_type(type_: str) -> None:
     """Raises ValueError for a type there is no layout for here."""
-    if type_ not in TYPES:
-        raise ValueError(f"weights are measured as {', '.join(TYPES)}, not as {type_}")
+    if type_ != "F16" and type_ not in _BLOCKS:
+        raise ValueError(f"weights are measured as {', '.join([*_BLOCKS, 'F16'])}, not as {type_}")
 
 
 def random_weights(type_: str, out_features: int, in_features: int) -> npt.NDArray[np.uint8]:
@@ -182,11 +192,8 @@ def random_weights(type_: str, out_features: int, in_features: int) -> npt.NDArr
     if type_ == "F16":
         values = random.uniform(-0.05, 0.05, out_features * in_features).astype("<f2")
         return values.view(np.uint8)
-    code_bytes = 32 if type_ == "Q8_0" else 16
-    fields = [("scale", "<f2"), *([("minimum", "<f2")] if type_ == "Q4_1" else [])]
-    groups = np.zeros(out_features * in_features // 32, dtype=[*fields, ("codes", "u1", code_bytes)])
-    groups["scale"] = 0.01
-    if type_ == "Q4_1":
-        groups["minimum"] = -0.08
-    groups["codes"] = random.integers(0, 256, (len(groups), code_bytes), dtype=np.uint8)
-    return groups.view(np.uint8).reshape(-1)
+    weights, size, scales = _BLOCKS[type_]
+    blocks = random.integers(0, 256, (out_features * in_features // weights, size), dtype=np.uint8)
+    for at, scale in scales.items():
+        blocks[:, at : at + 2] = np.array([scale], dtype="<f2").view(np.uint8)
+    return blocks.reshape(-1)

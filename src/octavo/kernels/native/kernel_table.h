@@ -14,15 +14,18 @@ constexpr int kPanelColumns = 32;  // of a panel
 constexpr int kGroup = 32;         // activations that share one scale
 constexpr int kRunTokens = 256;    // positions whose attention state is computed from scratch, then folded
 
-enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kCount };
+enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kCount };
 
-// The largest value of a group of activations, which keeps a code of its own: 4-bit weights meet 8-bit codes,
-// and one outlier would leave the 31 others few steps. |code| <= 32,767; where = byte offset of the 8
-// columns' codes for this k in a packed group, and the bit in each 32-bit lane.
+// The largest value of a group of activations, which keeps a code of its own: quantised weights meet 8-bit
+// codes, and one outlier would leave the 31 others few steps. `offset` and `shift` say where its weights
+// stand in a plane of 4 bits: byte offset of the 8 columns' lanes, and the bit in each lane.
 struct WideCode {
-    int32_t code;
-    int32_t offset;
+    int16_t code;  // |code| <= 32,767
+    int16_t zero;  // so that code and zero are a lane of two int16 factors
     int32_t shift;
+    int32_t first_half_sum;  // of the codes of the group's first 16 values, the wide one included
+    int16_t offset;
+    int16_t at;  // its place in the group
 };
 
 // Which codes of a row a matrix reads.
@@ -32,13 +35,13 @@ enum ActivationCodes : int { kNoCodes = 0, kCodes8 = 1, kCodes16 = 2 };
 struct Activations {
     const float* x;  // [rows][x_stride], the unquantised rows (float weights)
     int x_stride;
-    // For 4-bit weights: x is about scale * code, the largest of each group apart.
+    // For quantised weights: x is about scale * code, the largest of each group apart.
     const int8_t* codes;       // [rows][k], 0 where the wide code stands
     const WideCode* wide;      // [rows][k / 32]
     const float* scales;       // [rows][k / 32]
     const int32_t* sums;       // [rows][k / 32], sum of the codes of a group, the wide one included
     const float* scaled_sums;  // [rows][k / 32], scale * sum
-    // For 8-bit weights.
+    // For Q8_0.
     const int16_t* codes16;  // [rows][k]
     const float* scales16;   // [rows][k / 32]
 };

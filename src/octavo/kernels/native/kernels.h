@@ -21,6 +21,8 @@ const KernelTable kTable = {
         matmul<Floats<BFloat>>,
         matmul<Quantized<WeightType::kQ4_0>>,
         matmul<Quantized<WeightType::kQ4_1>>,
+        matmul<Quantized<WeightType::kQ5_0>>,
+        matmul<Quantized<WeightType::kQ5_1>>,
         matmul<Quantized<WeightType::kQ8_0>>,
     },
     peak_fma,

@@ -1,33 +1,8 @@
 // Matrix products of packed weights with rows of activations. Included inside an anonymous namespace.
 //
-// A tile is 8 output columns; a lane is a column, so nothing is summed across lanes. A panel is 4 tiles,
-// group by group:
-//   | group 0: tile 0, 1, 2, 3 | group 1: tile 0, 1, 2, 3 | ...
-// so that however many tiles are computed together, memory is read as one stream. A tile's group of 32 values
-// of k:
-//   Q4_0  | 128 B codes | 8 x f16 scale |                 value = scale * (code - 8)
-//   Q4_1  | 128 B codes | 8 x f16 scale | 8 x f16 minimum | value = scale * code + minimum
-//   Q8_0  | 256 B codes | 8 x f16 scale |                 value = scale * code
-//   F32, F16, BF16: for each k the panel's 32 elements.
-// Each output is one chain of multiply-adds in k order, the same for any number of rows.
-
-template <WeightType kType>
-struct GroupLayout;
-template <>
-struct GroupLayout<WeightType::kQ4_0> {
-    static constexpr int kCodeBytes = 128, kBytes = 144;
-    static constexpr bool kHasMinimum = false;
-};
-template <>
-struct GroupLayout<WeightType::kQ4_1> {
-    static constexpr int kCodeBytes = 128, kBytes = 160;
-    static constexpr bool kHasMinimum = true;
-};
-template <>
-struct GroupLayout<WeightType::kQ8_0> {
-    static constexpr int kCodeBytes = 256, kBytes = 272;
-    static constexpr bool kHasMinimum = false;
-};
+// A tile is 8 output columns; a lane is a column, so nothing is summed across lanes. The layouts are in
+// weight_layout.h; F32, F16 and BF16 have for each k the panel's 32 elements. Each output is one chain of
+// multiply-adds in k order, the same for any number of rows.
 
 // The first `count` columns of a tile, which may be fewer than it has, or none, or more.
 inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
@@ -40,52 +15,78 @@ inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     for (int c = 0; c < count; ++c) out[c] = accumulate ? out[c] + v[c] : v[c];
 }
 
-// kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
-// weights serve all rows. `tile` is the first tile's first group.
+// dot[j][r] lane c = sum over a group of (code - offset) * row code, the wide code's product included.
 template <WeightType kType, int kRows, int kTiles>
-inline void quantized_tiles(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
-    using Layout = GroupLayout<kType>;
+inline void dot_group(const uint8_t* group, const int8_t* const (&rows)[kRows],
+                      const WideCode* const (&wide)[kRows], const int32_t (&sums)[kRows],
+                      I32x8 (&dot)[kTiles][kRows]) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    constexpr int kBytes = kLayout.group_bytes();
+    int32_t start[kRows];
+    for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * sums[r];
+    dot_codes<kType, 0, 8>(group, rows, start, dot);
+    for (int r = 0; r < kRows; ++r)
+        for (int j = 0; j < kTiles; ++j)
+            dot[j][r] =
+                add(dot[j][r], times_code(wide_values<kType>(group + j * kBytes, *wide[r]), *wide[r]));
+}
+
+// kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
+// weights serve all rows.
+template <WeightType kType, int kRows, int kTiles>
+inline void quantized_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out,
+                            int columns) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    constexpr int kBytes = kLayout.group_bytes(), kHeaderBytes = kLayout.header_bytes();
     const Activations& a = t.activations;
     const int groups = t.k / kGroup;
     F32x8 acc[kTiles][kRows];
     for (int j = 0; j < kTiles; ++j)
         for (int r = 0; r < kRows; ++r) acc[j][r] = zero_f32();
-    for (int g = 0; g < groups; ++g) {
-        const uint8_t* group = tile + static_cast<int64_t>(g) * kPanelTiles * Layout::kBytes;
+    const uint8_t* group = panel + tile * kBytes;
+    const uint8_t* header = nullptr;
+    for (int g = 0; g < groups; ++g, group += kPanelTiles * kBytes) {
+        if constexpr (kHeaderBytes > 0) {
+            if (g % kLayout.groups == 0) {
+                header = group + tile * (kHeaderBytes - kBytes);
+                group += kPanelTiles * kHeaderBytes;
+            }
+        }
         if constexpr (kTiles < kPanelTiles) {
             // The panel is walked once for each part of it, which no hardware prefetcher follows: fetch the
             // same part of the next panel meanwhile.
             if (row == 0)
-                for (int b = 0; b < kTiles * Layout::kBytes; b += 64)
-                    __builtin_prefetch(group + t.panel_bytes + b);
+                for (int b = 0; b < kTiles * kBytes; b += 64) __builtin_prefetch(group + t.panel_bytes + b);
         }
         I32x8 dot[kTiles][kRows];
         if constexpr (kType == WeightType::kQ8_0) {
             const int16_t* rows[kRows];
             for (int r = 0; r < kRows; ++r)
                 rows[r] = a.codes16 + static_cast<int64_t>(row + r) * t.k + g * kGroup;
-            dot_8bit<kRows, kTiles, Layout::kBytes>(group, rows, dot);
+            dot_8bit<kRows, kTiles, kBytes>(group, rows, dot);
         } else {
             const int8_t* rows[kRows];
             const WideCode* wide[kRows];
-            for (int r = 0; r < kRows; ++r) {
-                rows[r] = a.codes + static_cast<int64_t>(row + r) * t.k + g * kGroup;
-                wide[r] = a.wide + static_cast<int64_t>(row + r) * groups + g;
-            }
-            dot_4bit<kRows, kTiles, Layout::kBytes>(group, rows, wide, dot);
-        }
-        for (int j = 0; j < kTiles; ++j) {
-            const uint8_t* scales = group + j * Layout::kBytes + Layout::kCodeBytes;
-            const F32x8 scale = load(reinterpret_cast<const Half*>(scales));
-            F32x8 minimum = zero_f32();
-            if constexpr (Layout::kHasMinimum) minimum = load(reinterpret_cast<const Half*>(scales + 16));
+            int32_t sums[kRows];
             for (int r = 0; r < kRows; ++r) {
                 const int64_t at = static_cast<int64_t>(row + r) * groups + g;
-                if constexpr (kType == WeightType::kQ4_0)
-                    dot[j][r] = sub(dot[j][r], broadcast(8 * a.sums[at]));
+                rows[r] = a.codes + static_cast<int64_t>(row + r) * t.k + g * kGroup;
+                wide[r] = a.wide + at;
+                sums[r] = a.sums[at];
+            }
+            dot_group<kType>(group, rows, wide, sums, dot);
+        }
+        for (int j = 0; j < kTiles; ++j) {
+            const uint8_t* scales = group + j * kBytes + kLayout.code_bytes();
+            const uint8_t* halves = kHeaderBytes > 0 ? header + j * kHeaderBytes : scales;
+            F32x8 scale = load(reinterpret_cast<const Half*>(halves));
+            F32x8 minimum = zero_f32();
+            if constexpr (kLayout.minimum) minimum = load(reinterpret_cast<const Half*>(halves + 16));
+            for (int r = 0; r < kRows; ++r) {
+                const int64_t at = static_cast<int64_t>(row + r) * groups + g;
                 const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
                 acc[j][r] = fma(to_float(dot[j][r]), mul(scale, broadcast(row_scale)), acc[j][r]);
-                if constexpr (Layout::kHasMinimum)
+                if constexpr (kLayout.minimum)
                     acc[j][r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[j][r]);
             }
         }
@@ -98,14 +99,15 @@ inline void quantized_tiles(const MatmulTask& t, const uint8_t* tile, int row, f
 
 // The same for weights that are floats: the rows stay unquantised.
 template <class Element, int kRows, int kTiles>
-inline void float_tiles(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out,
+                        int columns) {
     F32x8 acc[kTiles][kRows];
     const float* x[kRows];
     for (int r = 0; r < kRows; ++r) {
         x[r] = t.activations.x + static_cast<int64_t>(row + r) * t.activations.x_stride;
         for (int j = 0; j < kTiles; ++j) acc[j][r] = zero_f32();
     }
-    const Element* w = reinterpret_cast<const Element*>(tile);
+    const Element* w = reinterpret_cast<const Element*>(panel) + tile * kTileColumns;
     for (int k = 0; k < t.k; ++k, w += kPanelColumns) {
         for (int j = 0; j < kTiles; ++j) {
             const F32x8 v = load(w + j * kTileColumns);
@@ -118,35 +120,32 @@ inline void float_tiles(const MatmulTask& t, const uint8_t* tile, int row, float
                           columns - j * kTileColumns, t.accumulate, acc[j][r]);
 }
 
-// What a kind of weights needs to be walked over: a kernel for any rows and tiles, and the bytes from tile to
-// tile.
+// What a kind of weights needs to be walked over: a kernel for any rows and tiles.
 template <WeightType kType>
 struct Quantized {
-    static constexpr int kTileBytes = GroupLayout<kType>::kBytes;
     static constexpr int kRows = kRowsAtOnce, kTiles = kTilesAtOnce;
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
-        quantized_tiles<kType, kR, kT>(t, tile, row, out, columns);
+    static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
+        quantized_tiles<kType, kR, kT>(t, panel, tile, row, out, columns);
     }
 };
 
 template <class Element>
 struct Floats {
-    static constexpr int kTileBytes = kTileColumns * sizeof(Element);
     static constexpr int kRows = 4, kTiles = 2;  // eight chains hide the latency of a multiply-add
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
-        float_tiles<Element, kR, kT>(t, tile, row, out, columns);
+    static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
+        float_tiles<Element, kR, kT>(t, panel, tile, row, out, columns);
     }
 };
 
 // At most kR rows are left: all of them at once.
 template <class Weights, int kR, int kT>
-inline void last_rows(const MatmulTask& t, const uint8_t* tile, int row, float* out, int columns) {
+inline void last_rows(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
     if (t.rows - row == kR)
-        Weights::template run<kR, kT>(t, tile, row, out, columns);
+        Weights::template run<kR, kT>(t, panel, tile, row, out, columns);
     else if constexpr (kR > 1)
-        last_rows<Weights, kR - 1, kT>(t, tile, row, out, columns);
+        last_rows<Weights, kR - 1, kT>(t, panel, tile, row, out, columns);
 }
 
 template <class Weights>
@@ -157,17 +156,16 @@ void matmul(const MatmulTask& t) {
         const int columns = static_cast<int>(t.columns - n * kPanelColumns);
         float* out = t.out + n * kPanelColumns;
         if (t.rows < kRows) {  // few rows wait for memory: the whole panel in one pass
-            last_rows<Weights, kRows - 1, kPanelTiles>(t, panel, 0, out, columns);
+            last_rows<Weights, kRows - 1, kPanelTiles>(t, panel, 0, 0, out, columns);
             continue;
         }
         for (int tile = 0; tile < kPanelTiles && tile * kTileColumns < columns; tile += kTiles) {
-            const uint8_t* first = panel + tile * Weights::kTileBytes;
             const int left = columns - tile * kTileColumns;
             float* to = out + tile * kTileColumns;
             int row = 0;
             for (; row + kRows <= t.rows; row += kRows, to += static_cast<int64_t>(kRows) * t.out_stride)
-                Weights::template run<kRows, kTiles>(t, first, row, to, left);
-            last_rows<Weights, kRows - 1, kTiles>(t, first, row, to, left);
+                Weights::template run<kRows, kTiles>(t, panel, tile, row, to, left);
+            last_rows<Weights, kRows - 1, kTiles>(t, panel, tile, row, to, left);
         }
     }
 }

@@ -10,6 +10,7 @@ namespace {
 constexpr char kName[] = "portable";
 
 #include "float_formats.h"
+#include "weight_layout.h"
 #include "simd_portable.h"
 #include "products_portable.h"
 #include "kernels.h"

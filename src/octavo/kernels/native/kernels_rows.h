@@ -89,8 +89,17 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
         int32_t largest[8];
         const float apart = nan_or_zero == 0.0f ? x[g * kGroup + at] : 0.0f;
         store(largest, round_to_int(mul(broadcast(apart), inverse)));
-        wide[g] = {largest[0], at / 8 * 32, at % 8 < 4 ? at % 4 * 8 : at % 4 * 8 + 4};
-        sums[g] = sum_lanes(add(add(rounded[0], rounded[1]), add(rounded[2], rounded[3]))) + largest[0];
+        const int32_t first_half =
+            sum_lanes(add(rounded[0], rounded[1])) + (at < kGroup / 2 ? largest[0] : 0);
+        const int32_t second_half =
+            sum_lanes(add(rounded[2], rounded[3])) + (at < kGroup / 2 ? 0 : largest[0]);
+        wide[g] = {static_cast<int16_t>(largest[0]),
+                   0,
+                   at % 4 * 8 + (at & 4),
+                   first_half,
+                   static_cast<int16_t>(at / 8 * 32),
+                   static_cast<int16_t>(at)};
+        sums[g] = first_half + second_half;
         scales[g] = (usable ? step : 0.0f) + nan_or_zero;
         scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);
     }

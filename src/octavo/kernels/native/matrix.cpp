@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 
@@ -14,29 +15,104 @@ namespace octavo {
 namespace {
 
 #include "float_formats.h"
+#include "weight_layout.h"
 
 struct TypeFacts {
     const char* name;
-    int group;              // values of one source block
-    int source_bytes;       // of one source block
-    int packed_code_bytes;  // of 8 columns x one group; 0: plain elements
-    int packed_bytes;
+    int block;         // values of one source block; 1: plain elements
+    int source_bytes;  // of one source block
 };
 
 constexpr TypeFacts kFacts[] = {
-    {"F32", 1, 4, 0, 32},       {"F16", 1, 2, 0, 16},       {"BF16", 1, 2, 0, 16},
-    {"Q4_0", 32, 18, 128, 144}, {"Q4_1", 32, 20, 128, 160}, {"Q8_0", 32, 34, 256, 272},
+    {"F32", 1, 4},    {"F16", 1, 2},    {"BF16", 1, 2},   {"Q4_0", 32, 18},
+    {"Q4_1", 32, 20}, {"Q5_0", 32, 22}, {"Q5_1", 32, 24}, {"Q8_0", 32, 34},
 };
+static_assert(std::size(kFacts) == static_cast<size_t>(WeightType::kCount));
 
 const TypeFacts& facts(WeightType type) { return kFacts[static_cast<int>(type)]; }
+
+// Of one tile: 8 columns of one source block.
+int packed_bytes(WeightType type) {
+    const TypeFacts& f = facts(type);
+    return f.block == 1 ? kTileColumns * f.source_bytes : weight_layout(type).packed_bytes();
+}
 
 constexpr int64_t kChunkBytes = int64_t{32} << 20;
 constexpr int64_t kMostFeatures = int64_t{1} << 30;  // sizes in bytes fit 63 bits, sizes in elements an int
 
-float half_at(const uint8_t* p) {
+Half raw_half(const uint8_t* p) {
     Half h;
     std::memcpy(&h, p, 2);
-    return half_to_float(h);
+    return h;
+}
+
+float half_at(const uint8_t* p) { return half_to_float(raw_half(p)); }
+
+// One block of a file, its codes in order of k.
+struct SourceBlock {
+    Half scale, minimum;
+    uint8_t codes[kGroup];
+};
+
+// 32 codes of 4 bits: k and k + 16 share a byte.
+void read_nibbles(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 16; ++i) {
+        codes[i] = from[i] & 15;
+        codes[16 + i] = from[i] >> 4;
+    }
+}
+
+void read_fifth_bits(const uint8_t* from, uint8_t* codes) {
+    for (int k = 0; k < 32; ++k) codes[k] |= (from[k / 8] >> k % 8 & 1) << 4;
+}
+
+// Block layouts: ggml-common.h of llama.cpp.
+void read_block(WeightType type, const uint8_t* p, SourceBlock& block) {
+    block.scale = raw_half(p);
+    switch (type) {
+        case WeightType::kQ4_0:
+            return read_nibbles(p + 2, block.codes);
+        case WeightType::kQ4_1:
+            block.minimum = raw_half(p + 2);
+            return read_nibbles(p + 4, block.codes);
+        case WeightType::kQ5_0:
+            read_nibbles(p + 6, block.codes);
+            return read_fifth_bits(p + 2, block.codes);
+        case WeightType::kQ5_1:
+            block.minimum = raw_half(p + 2);
+            read_nibbles(p + 8, block.codes);
+            return read_fifth_bits(p + 4, block.codes);
+        default:  // Q8_0
+            std::memcpy(block.codes, p + 2, kGroup);
+    }
+}
+
+// Bits [from, from + kBits) of 32 codes, to their places in a plane whose memory is zero.
+template <int kBits>
+void write_plane(const uint8_t* codes, int from, int column, uint8_t* plane) {
+    for (int k = 0; k < kGroup; ++k)
+        plane[plane_byte(kBits, column, k)] |=
+            static_cast<uint8_t>((codes[k] >> from & ((1 << kBits) - 1)) << plane_shift(kBits, k));
+}
+
+void write_codes(const WeightLayout& layout, const uint8_t* codes, int column, uint8_t* group) {
+    if (layout.low_bits == 8) {
+        for (int k = 0; k < kGroup; ++k) group[k / 2 * 16 + 2 * column + k % 2] = codes[k];
+        return;
+    }
+    write_plane<4>(codes, 0, column, group);
+    if (layout.high_bits == 1) write_plane<1>(codes, 4, column, group + 128);
+}
+
+// The value that scales multiply.
+int value_at(const WeightLayout& layout, const uint8_t* group, int column, int k) {
+    if (layout.low_bits == 8) return static_cast<int8_t>(group[k / 2 * 16 + 2 * column + k % 2]);
+    const auto bits = [&](const uint8_t* plane, int count) {
+        return plane[plane_byte(count, column, k)] >> plane_shift(count, k) & ((1 << count) - 1);
+    };
+    int code = bits(group, layout.low_bits);
+    if (layout.high_bits > 0) code |= bits(group + 32 * layout.low_bits, layout.high_bits) << layout.low_bits;
+    return code - layout.offset;
 }
 
 }  // namespace
@@ -84,17 +160,17 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
         throw std::invalid_argument("a matrix of " + std::to_string(out_features) + " x " +
                                     std::to_string(in_features) + " is larger than " +
                                     std::to_string(kMostFeatures) + " either way");
-    if (out_features < 1 || in_features < 1 || in_features % f.group != 0)
+    if (out_features < 1 || in_features < 1 || in_features % f.block != 0)
         throw std::invalid_argument("a " + type + " matrix of " + std::to_string(out_features) + " x " +
                                     std::to_string(in_features) + " is not made of groups of " +
-                                    std::to_string(f.group));
-    const int64_t expected = out_features * (in_features / f.group) * f.source_bytes;
+                                    std::to_string(f.block));
+    const int64_t expected = out_features * (in_features / f.block) * f.source_bytes;
     if (size != expected)
         throw std::invalid_argument("a " + type + " matrix of " + std::to_string(out_features) + " x " +
                                     std::to_string(in_features) + " takes " + std::to_string(expected) +
                                     " bytes, not " + std::to_string(size));
     num_panels_ = (out_features + kPanelColumns - 1) / kPanelColumns;
-    panel_bytes_ = in_features / f.group * f.packed_bytes * kPanelTiles;
+    panel_bytes_ = in_features / f.block * packed_bytes(type_) * kPanelTiles;
     panels_ = store_->allocate(nbytes());
 
     std::atomic<int64_t> bad_row{-1};
@@ -113,76 +189,61 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
 
 void Matrix::pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) const {
     const TypeFacts& f = facts(type_);
-    const int64_t groups = in_features_ / f.group;
-    const int64_t stride = int64_t{kPanelTiles} * f.packed_bytes;  // from group to group
+    const WeightLayout layout = weight_layout(type_);
+    const int64_t blocks = in_features_ / f.block;
+    const int bytes = packed_bytes(type_);
     for (int column = 0; column < kPanelColumns; ++column) {
         const int64_t row = panel * kPanelColumns + column;
-        const int c = column % kTileColumns;
-        uint8_t* out = panels_ + panel * panel_bytes_ + column / kTileColumns * f.packed_bytes;
+        const int c = column % kTileColumns, tile = column / kTileColumns;
         if (row >= out_features_) return;  // the store's memory is zero
-        const uint8_t* source = data + row * groups * f.source_bytes;
-        for (int64_t g = 0; g < groups; ++g, source += f.source_bytes) {
-            uint8_t* group = out + g * stride;
-            if (f.packed_code_bytes == 0) {
-                std::memcpy(group + c * f.source_bytes, source, f.source_bytes);
+        uint8_t* out = panels_ + panel * panel_bytes_;
+        const uint8_t* source = data + row * blocks * f.source_bytes;
+        SourceBlock block{};
+        for (int64_t b = 0; b < blocks; ++b, source += f.source_bytes, out += kPanelTiles * bytes) {
+            if (f.block == 1) {
+                std::memcpy(out + tile * bytes + c * f.source_bytes, source, f.source_bytes);
                 continue;
             }
-            const bool has_minimum = type_ == WeightType::kQ4_1;
-            if (!std::isfinite(half_at(source)) || (has_minimum && !std::isfinite(half_at(source + 2))))
+            read_block(type_, source, block);
+            if (!std::isfinite(half_to_float(block.scale)) || !std::isfinite(half_to_float(block.minimum)))
                 *bad_row = row;
-            std::memcpy(group + f.packed_code_bytes + 2 * c, source, 2);
-            if (has_minimum) std::memcpy(group + f.packed_code_bytes + 16 + 2 * c, source + 2, 2);
-            const uint8_t* codes = source + (has_minimum ? 4 : 2);
-            if (type_ == WeightType::kQ8_0) {
-                for (int k = 0; k < kGroup; ++k) group[k / 2 * 16 + 2 * c + k % 2] = codes[k];
-                continue;
-            }
-            const auto code = [&](int k) { return k < 16 ? codes[k] & 15 : codes[k - 16] >> 4; };
-            for (int j = 0; j < 4; ++j)
-                for (int i = 0; i < 4; ++i)
-                    group[32 * j + 4 * c + i] =
-                        static_cast<uint8_t>(code(8 * j + i) | code(8 * j + 4 + i) << 4);
+            uint8_t* group = out + tile * layout.group_bytes();
+            write_codes(layout, block.codes, c, group);
+            uint8_t* scales = group + layout.code_bytes();
+            std::memcpy(scales + 2 * c, &block.scale, 2);
+            if (layout.minimum) std::memcpy(scales + 16 + 2 * c, &block.minimum, 2);
         }
     }
 }
 
 void Matrix::dequantize_row(int64_t index, float* out) const {
     const TypeFacts& f = facts(type_);
+    const WeightLayout layout = weight_layout(type_);
     const int c = static_cast<int>(index % kTileColumns);
-    const uint8_t* group = panels_ + index / kPanelColumns * panel_bytes_ +
-                           index % kPanelColumns / kTileColumns * f.packed_bytes;
-    const int64_t groups = in_features_ / f.group;
-    for (int64_t g = 0; g < groups; ++g, group += int64_t{kPanelTiles} * f.packed_bytes) {
-        float* to = out + g * f.group;
-        switch (type_) {
-            case WeightType::kF32:
-                std::memcpy(to, group + 4 * c, 4);
-                continue;
-            case WeightType::kF16:
-                *to = half_at(group + 2 * c);
-                continue;
-            case WeightType::kBF16: {
-                BFloat b;
-                std::memcpy(&b, group + 2 * c, 2);
-                *to = bfloat_to_float(b);
-                continue;
+    const int tile = static_cast<int>(index % kPanelColumns / kTileColumns);
+    const uint8_t* at = panels_ + index / kPanelColumns * panel_bytes_;
+    const int bytes = packed_bytes(type_);
+    for (int64_t b = 0; b < in_features_ / f.block; ++b, out += f.block, at += kPanelTiles * bytes) {
+        if (f.block == 1) {
+            const uint8_t* element = at + tile * bytes + c * f.source_bytes;
+            BFloat bfloat;
+            if (type_ == WeightType::kF32) {
+                std::memcpy(out, element, 4);
+            } else if (type_ == WeightType::kF16) {
+                *out = half_at(element);
+            } else {
+                std::memcpy(&bfloat, element, 2);
+                *out = bfloat_to_float(bfloat);
             }
-            default:
-                break;
-        }
-        const float scale = half_at(group + f.packed_code_bytes + 2 * c);
-        if (type_ == WeightType::kQ8_0) {
-            for (int k = 0; k < kGroup; ++k)
-                to[k] = scale * static_cast<float>(static_cast<int8_t>(group[k / 2 * 16 + 2 * c + k % 2]));
             continue;
         }
-        const float minimum =
-            type_ == WeightType::kQ4_1 ? half_at(group + f.packed_code_bytes + 16 + 2 * c) : 0.0f;
+        const uint8_t* group = at + tile * layout.group_bytes();
+        const uint8_t* scales = group + layout.code_bytes();
+        const float scale = half_at(scales + 2 * c);
+        const float minimum = layout.minimum ? half_at(scales + 16 + 2 * c) : 0.0f;
         for (int k = 0; k < kGroup; ++k) {
-            const uint8_t both = group[k / 8 * 32 + 4 * c + k % 4];
-            const int code = k % 8 < 4 ? both & 15 : both >> 4;
-            to[k] = type_ == WeightType::kQ4_1 ? scale * static_cast<float>(code) + minimum
-                                               : scale * static_cast<float>(code - 8);
+            out[k] = scale * static_cast<float>(value_at(layout, group, c, k));
+            if (layout.minimum) out[k] += minimum;
         }
     }
 }

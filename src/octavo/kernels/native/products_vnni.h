@@ -1,7 +1,7 @@
 // Integer products with vpdpbusd and vpdpwssd, 256 bits wide: the same sums in fewer instructions, nothing
 // widened on the way. AVX-VNNI and AVX-512 VNNI name them differently; the latter broadcasts an operand from
 // memory for nothing and has registers for the sums of eight rows. Included inside an anonymous namespace,
-// after simd_avx2.h.
+// after planes_avx2.h.
 
 #if defined(__AVX512VNNI__)
 constexpr int kRowsAtOnce = 4, kTilesAtOnce = 4;
@@ -13,40 +13,19 @@ inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #endif
 
-inline __m256i broadcast4(const void* p) {
-    int32_t four;
-    __builtin_memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
-}
-
-template <int kRows, int kTiles, int kTileBytes>
-inline void dot_4bit(const uint8_t* codes, const int8_t* const (&rows)[kRows],
-                     const WideCode* const (&wide)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int t = 0; t < kTiles; ++t)
-        for (int r = 0; r < kRows; ++r) out[t][r].v = _mm256_setzero_si256();
-    for (int j = 0; j < 4; ++j) {
+template <WeightType kType, int kFirst, int kLast, int kRows, int kTiles>
+inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
+                      I32x8 (&out)[kTiles][kRows]) {
+    for (int r = 0; r < kRows; ++r)
+        for (int t = 0; t < kTiles; ++t) out[t][r].v = _mm256_set1_epi32(start[r]);
+    CodeReader<kType, kFirst> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    for (int step = kFirst; step < kLast; step += 2) {
         __m256i first[kTiles], second[kTiles];
-        for (int t = 0; t < kTiles; ++t) {
-            const __m256i both =
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + t * kTileBytes + 32 * j));
-            first[t] = _mm256_and_si256(both, low);
-            second[t] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-        }
+        for (int t = 0; t < kTiles; ++t) codes[t].next(first[t], second[t]);
         for (int r = 0; r < kRows; ++r) {
-            const __m256i a = broadcast4(rows[r] + 8 * j), b = broadcast4(rows[r] + 8 * j + 4);
+            const __m256i a = broadcast4(rows[r] + 4 * step), b = broadcast4(rows[r] + 4 * step + 4);
             for (int t = 0; t < kTiles; ++t) out[t][r].v = dot4(dot4(out[t][r].v, first[t], a), second[t], b);
-        }
-    }
-    for (int r = 0; r < kRows; ++r) {
-        const WideCode& apart = *wide[r];
-        const __m256i shift = _mm256_set1_epi32(apart.shift), code = _mm256_set1_epi32(apart.code);
-        for (int t = 0; t < kTiles; ++t) {
-            const __m256i lanes =
-                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + t * kTileBytes + apart.offset));
-            const __m256i w = _mm256_and_si256(_mm256_srlv_epi32(lanes, shift), _mm256_set1_epi32(15));
-            // Both factors fit 16 bits, and the upper half of w's lanes is 0.
-            out[t][r].v = dot2(out[t][r].v, w, code);
         }
     }
 }

@@ -1,0 +1,54 @@
+// How each type of quantised weights lies in packed memory, the one description that packing, dequantising
+// and the kernels read. Included inside an anonymous namespace.
+//
+// A tile is 8 output columns, a panel 4 tiles. A panel is a sequence of superblocks of `groups` groups of 32
+// values of k, all tiles beside each other so that memory is read as one stream:
+//   | headers of tile 0, 1, 2, 3 | group 0: tile 0, 1, 2, 3 | group 1: tile 0, 1, 2, 3 | ...
+//   header: | 8 x f16 scale | 8 x f16 minimum |                only where superblocks have 8 groups
+//   group:  | low bits | high bits | scales and minima |
+// A plane of B bits a code is B vectors of 32 bytes: byte 4c + i of a vector belongs to column c and k = 4s +
+// i for 8 / B consecutive steps s, the first in the lowest bits.
+
+struct WeightLayout {
+    int low_bits = 0;      // bits of the first plane; 8: no plane but 16 pairs of int8 a column
+    int high_bits = 0;     // bits of the second plane
+    int offset = 0;        // value = code - offset, before scales
+    bool table = false;    // value = kTableValues[code]
+    bool minimum = false;  // value = scale * code + minimum
+    int groups = 1;        // of 32 values in a superblock
+    int sub_scales = 0;    // of a group, multiplied with the header's: 0, 1, or 2 (of 16 values each)
+    bool nibbles = false;  // sub-scale and sub-minimum share a byte
+
+    constexpr int code_bytes() const { return 32 * (low_bits + high_bits); }
+    constexpr int sub_bytes() const { return 8 * sub_scales * (minimum && !nibbles ? 2 : 1); }
+    // Of one tile.
+    constexpr int group_bytes() const {
+        return code_bytes() + (sub_scales ? sub_bytes() : minimum ? 32 : 16);
+    }
+    constexpr int header_bytes() const { return sub_scales == 0 ? 0 : minimum ? 32 : 16; }
+    // Of one tile's superblock.
+    constexpr int packed_bytes() const { return header_bytes() + groups * group_bytes(); }
+    // The largest magnitude that dot_codes multiplies.
+    constexpr int largest_factor() const { return table ? 127 : (1 << (low_bits + high_bits)) - 1; }
+};
+
+constexpr WeightLayout weight_layout(WeightType type) {
+    switch (type) {
+        case WeightType::kQ4_0:
+            return {.low_bits = 4, .offset = 8};
+        case WeightType::kQ4_1:
+            return {.low_bits = 4, .minimum = true};
+        case WeightType::kQ5_0:
+            return {.low_bits = 4, .high_bits = 1, .offset = 16};
+        case WeightType::kQ5_1:
+            return {.low_bits = 4, .high_bits = 1, .minimum = true};
+        case WeightType::kQ8_0:
+            return {.low_bits = 8};
+        default:
+            return {};
+    }
+}
+
+// Where the bits of value `k` of column c stand in a plane of `bits`: a byte and a shift.
+constexpr int plane_byte(int bits, int c, int k) { return k / 4 * bits / 8 * 32 + 4 * c + k % 4; }
+constexpr int plane_shift(int bits, int k) { return k / 4 * bits % 8; }
