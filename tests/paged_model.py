@@ -149,7 +149,7 @@ class PagedServer:
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nobody has work."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.has_work:
                 return
             assert self.step().chunks, "there is work, and nothing is planned"
         raise AssertionError(f"not finished after {max_steps} steps")
@@ -165,6 +165,11 @@ class PagedServer:
     def audit(self) -> None:
         """Prove the books."""
         self.cache.audit(self.sequences)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step must plan something: somebody is here whose tokens are read."""
+        return not all(sequence.held for sequence in self.sequences)
 
     @property
     def sequences(self) -> list[Sequence]:

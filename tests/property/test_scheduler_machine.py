@@ -59,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         if self.open is None:
-            had_work = self.server.scheduler.has_work
+            had_work = self.server.has_work
             plan = self.server.plan()
             assert bool(plan.chunks) == had_work, "work, and nothing planned; or the other way round"
             self.open = plan if plan.chunks else None

@@ -126,13 +126,13 @@ def test_steps_that_fail_now_and_then_cost_time_only(every: int) -> None:
     prompts = [[*range(40), number] for number in range(5)]
     sequences = [server.add(f"{number}", prompt, 60) for number, prompt in enumerate(prompts)]
     for number in range(1, 3000):
-        if not server.scheduler.has_work:
+        if not server.has_work:
             break
         plan = server.plan()
         if number % every == 0:
             server.fail(plan)
         else:
             server.end(plan)
-    assert not server.scheduler.has_work
+    assert not server.has_work
     for sequence, prompt in zip(sequences, prompts, strict=True):
         assert sequence.token_ids == solo(prompt, 60)

@@ -48,7 +48,7 @@ def test_prompts_are_served_in_order_of_arrival() -> None:
     for name in "abc":
         server.add(name, [ord(name)] * 40, 2)
     order = []
-    while server.scheduler.has_work:
+    while server.has_work:
         order += [entry[0] for entry in shape(server.step()) if entry[1] == 0]
     assert order == ["a", "b", "c"]
 
@@ -112,7 +112,7 @@ def test_a_sequence_held_before_it_began_does_not_stop_those_behind_it() -> None
     server = PagedServer(100)
     held = server.add("held", [1, 2, 3], 4)
     held.held = True
-    assert not server.scheduler.has_work
+    assert not server.has_work
     server.add("other", [4, 5, 6], 4)
     server.run()
     held.held = False
@@ -125,10 +125,10 @@ def test_there_is_no_work_while_everybody_is_held() -> None:
     sequence = server.add("a", [1, 2, 3], 10)
     server.step()
     sequence.held = True
-    assert not server.scheduler.has_work
+    assert not server.has_work
     assert server.plan().chunks == ()
     sequence.held = False
-    assert server.scheduler.has_work
+    assert server.has_work
 
 
 def test_states_are_counted() -> None:
@@ -143,7 +143,7 @@ def test_states_are_counted() -> None:
     assert first.arrival < second.arrival
     server.run()
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_paused) == (0, 0, 0)
-    assert not scheduler.has_work
+    assert not server.has_work
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])

@@ -65,7 +65,7 @@ def test_a_stalled_one_resumes_only_when_all_it_knows_fits() -> None:
     sequences = streams(server, 4, 64, 128)
     pauses = dict.fromkeys(sequences, 0)
     was_paused = dict.fromkeys(sequences, False)
-    while server.scheduler.has_work:
+    while server.has_work:
         server.step()
         for sequence in sequences:
             paused = sequence.status is SequenceStatus.PAUSED
@@ -143,7 +143,7 @@ def test_t16_a_pause_at_every_block_border_changes_nothing(chunk: int, sharing: 
     server = PagedServer(20, 16, max_num_seqs=1, max_num_batched_tokens=chunk, enable_prefix_caching=sharing)
     sequence = server.add("a", prompt, 60)
     borders = set()
-    while server.scheduler.has_work:
+    while server.has_work:
         border = sequence.num_computed_tokens // 16
         if border not in borders:
             borders.add(border)

@@ -1,10 +1,9 @@
-"""The memory that blocks live in: one mapping, touched when used, given back when cold."""
+"""The memory that blocks live in: one mapping, touched when used."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
 from types import TracebackType
 
 from octavo.kv.layout import PAGE_BYTES
@@ -21,9 +20,8 @@ class Arena:
         | extent 0 | extent 1 | extent 2 | ... | extent num_blocks - 1 |
           resident   resident   never touched: costs nothing yet
 
-    The system gives a page when it is first written, and takes it back at `release`. Nothing is reserved in
-    the system's accounts (MAP_NORESERVE), and huge pages are refused: one touched block must not make 2 MiB
-    resident. Linux only.
+    The system gives a page when it is first written. Nothing is reserved in the system's accounts
+    (MAP_NORESERVE), and huge pages are refused: one touched block must not make 2 MiB resident. Linux only.
 
     Raises: ValueError, if `extent_bytes` is not whole pages or a size is not positive; OSError, if the system
         refuses the mapping.
@@ -55,24 +53,6 @@ class Arena:
     def nbytes(self) -> int:
         """Size of the mapping, bytes: what the memory budget is charged."""
         return self.extent_bytes * self.num_blocks
-
-    def release(self, block_ids: Iterable[int]) -> None:
-        """Give the pages of these blocks back to the system; their content reads as zero afterwards.
-
-        Raises: IndexError, if a block id is not in the arena; nothing is released then.
-        Cost: one system call for each run of neighbouring ids.
-        """
-        ids = sorted(set(block_ids))
-        if ids and (ids[0] < 0 or ids[-1] >= self.num_blocks):
-            raise IndexError(f"block ids {ids[0]} to {ids[-1]} reach out of 0 to {self.num_blocks - 1}")
-        run_start = 0
-        for position in range(1, len(ids) + 1):
-            if position == len(ids) or ids[position] != ids[position - 1] + 1:
-                first, count = ids[run_start], position - run_start
-                self._mapping.madvise(
-                    mmap.MADV_DONTNEED, first * self.extent_bytes, count * self.extent_bytes
-                )
-                run_start = position
 
     def resident_bytes(self) -> int:
         """How much of the arena takes physical memory now, bytes, as mincore(2) sees it."""

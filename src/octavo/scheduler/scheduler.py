@@ -86,13 +86,6 @@ class Scheduler:
         # Copied in one go: metrics are read in another thread than the one that admits and finishes.
         return sum(sequence.status is SequenceStatus.PAUSED for sequence in list(self._running))
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `step` would plan anything: somebody is here whose tokens are read."""
-        return any(not sequence.held for sequence in self._running) or any(
-            not sequence.held for sequence in self._waiting
-        )
-
     # Coming and going.
 
     def add(self, sequence: Sequence) -> None:
