@@ -133,6 +133,12 @@ def test_more_memory_than_there_is_is_refused_with_both_numbers(tiny_model_path:
     assert "available" in sentence
 
 
+def test_a_number_of_threads_that_cannot_be_had_is_told_in_the_flag(tiny_model_path: Path) -> None:
+    sentence = _refused(_serve(str(tiny_model_path), "--port", "0", "--threads", "5000"))
+    assert "--threads 5,000 cannot be had" in sentence
+    assert "num_threads" not in sentence
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [

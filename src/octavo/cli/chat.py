@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.flags import count, in_flags
+from octavo.cli.flags import MODEL_FIELDS, count, in_flags
 from octavo.cli.interrupts import interrupts_raise
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ def _local(args: argparse.Namespace, room: Room) -> AnswerSource:
 
     try:
         llm = LLM(model, threads=args.threads)
-    except (ModelFileError, MemoryRefused, ChatTemplateError, ValueError) as error:
+    except ValueError as error:
+        raise ChatError(in_flags(str(error), MODEL_FIELDS)) from error
+    except (ModelFileError, MemoryRefused, ChatTemplateError) as error:
         raise ChatError(str(error)) from error
     return LocalSource(llm, params, Path(model).name.removesuffix(".gguf"))
 

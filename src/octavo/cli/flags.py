@@ -26,9 +26,16 @@ def byte_count(text: str) -> int:
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
+MODEL_FIELDS = ("num_threads",)
+"""What `Model.load` calls the flags it is given."""
+
+_SHORTER = {"num_threads": "threads"}
+"""Fields whose flag is not spelled as they are."""
+
+
 def flag_of(field: str) -> str:
     """max_model_len -> --max-model-len"""
-    return f"--{field.replace('_', '-')}"
+    return f"--{_SHORTER.get(field, field).replace('_', '-')}"
 
 
 def in_flags(sentence: str, fields: Iterable[str]) -> str:

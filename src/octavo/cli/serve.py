@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.flags import byte_count, count, in_flags
+from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags
 from octavo.cli.settling_heap import SettlingHeap
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _load_model(path: Path, num_threads: int | None, instruction_set: str | None
     try:
         return Model.load(path, num_threads=num_threads, instruction_set=instruction_set)
     except (ValueError, OSError) as error:
-        raise CannotServe(str(error)) from error
+        raise CannotServe(in_flags(str(error), MODEL_FIELDS)) from error
 
 
 def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, name: str) -> Engine:
@@ -257,7 +257,10 @@ def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, n
     given = {field: getattr(args, field) for field in _ENGINE_FIELDS if getattr(args, field) is not None}
     try:
         config = EngineConfig(
-            block_size=args.block_size, enable_prefix_caching=args.enable_prefix_caching, **given
+            block_size=args.block_size,
+            enable_prefix_caching=args.enable_prefix_caching,
+            log_content=args.log_content,
+            **given,
         )
         return Engine(model, tokenizer, config, model_name=name)
     except (MemoryRefused, ValueError) as error:

@@ -66,7 +66,7 @@ class Model:
         with GGUFFile(path) as file:
             config = ModelConfig.from_gguf(file)
             threads = default_num_threads() if num_threads is None else num_threads
-            pool = ThreadPool(threads)
+            pool = _thread_pool(threads)
             program = Program(pool, instruction_set or "", ROW_TILE)
             store = WeightStore()
             weights = Weights(file, store, pool)
@@ -145,3 +145,11 @@ class Model:
         if self._program is None:
             raise RuntimeError("the model is closed")
         return self._program
+
+
+def _thread_pool(num_threads: int) -> ThreadPool:
+    """Raises: ValueError that names the parameter, also where the system has no such number of threads."""
+    try:
+        return ThreadPool(num_threads)
+    except (ValueError, RuntimeError) as fault:
+        raise ValueError(f"num_threads {num_threads:,} cannot be had: {fault}") from fault
