@@ -10,6 +10,9 @@ CXX := $(firstword $(shell command -v c++ g++ clang++) c++)
 endif
 export CXX
 
+# What the threads sleep on, and the last part of C++20 that compilers and their libraries learnt.
+CXX_PROBE := \#include <atomic>\nvoid probe(std::atomic<int>& a) { a.wait(0); a.notify_all(); }\n
+
 VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/done
@@ -70,8 +73,8 @@ $(DONE)/venv:
 	fi; \
 	if ! command -v $(CXX) >/dev/null; then \
 	  missing="$$missing, a C++20 compiler"; hint="$$hint g++"; \
-	elif ! echo 'template <class T> concept Any = true; Any auto x = 0;' | $(CXX) -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; then \
-	  missing="$$missing, a C++20 compiler ($(CXX) is not; name another with CXX=)"; \
+	elif ! printf '$(CXX_PROBE)' | $(CXX) -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; then \
+	  missing="$$missing, a C++20 compiler with std::atomic::wait ($(CXX) is none; name another with CXX=)"; \
 	fi; \
 	if [ -n "$$missing" ]; then \
 	  echo "make: missing: $${missing#, }$${hint:+ (Debian, Ubuntu: apt install$$hint)}" >&2; exit 1; \
