@@ -75,6 +75,48 @@ def test_a_stalled_one_resumes_only_when_all_it_knows_fits() -> None:
     assert list(pauses.values()) == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("num_blocks", [16, 20, 32])
+@pytest.mark.parametrize("budget", [8, 64, 512])
+def test_a_preemption_is_a_transition_to_paused_and_nothing_else(num_blocks: int, budget: int) -> None:
+    """Losing more blocks while paused is no second pause, and a pause without a loss is one."""
+    server = PagedServer(num_blocks, 16, max_num_batched_tokens=budget)
+    sequences = streams(server, 4, 64, 128)
+    pauses = dict.fromkeys(sequences, 0)
+    robbed = dict.fromkeys(sequences, 0)
+    before = {sequence: sequence.status for sequence in sequences}
+    while server.has_work:
+        for victim in server.step().preempted:
+            robbed[victim] += 1
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.PAUSED and before[sequence] is SequenceStatus.RUNNING:
+                pauses[sequence] += 1
+            before[sequence] = sequence.status
+    assert [sequence.num_preemptions for sequence in sequences] == list(pauses.values())
+    assert server.scheduler.num_preemptions == sum(pauses.values()) > 0
+    assert list(robbed.values()) != list(pauses.values()), "every step took from somebody who was running"
+    assert_outputs_are_solo(sequences)
+
+
+def test_the_token_of_a_robbed_sequence_goes_to_others_in_the_same_step() -> None:
+    server = PagedServer(9, 16, max_num_batched_tokens=17)
+    first = server.add("first", list(range(1, 33)), 20)
+    prompt = server.add("prompt", list(range(100, 160)), 20)
+    victim = server.add("victim", list(range(200, 240)), 20)
+    while prompt.num_computed_tokens < 32:
+        server.step()
+    prompt.held = True
+    while first.num_computed_tokens < 48:
+        server.step()
+    assert victim.num_computed_tokens == victim.num_tokens - 1
+    assert server.cache.num_available == 0
+    prompt.held = False
+    plan = server.step()
+    assert plan.preempted == (victim,)
+    assert [(chunk.sequence, chunk.num_tokens) for chunk in plan.chunks] == [(first, 1), (prompt, 16)]
+    server.run()
+    assert_outputs_are_solo([first, prompt, victim])
+
+
 def test_the_first_may_take_the_whole_pool() -> None:
     server = PagedServer(16, 16, max_num_batched_tokens=64)
     sequences = streams(server, 4, 16, 239)

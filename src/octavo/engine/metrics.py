@@ -181,7 +181,11 @@ class EngineCollector:
         counters: list[tuple[str, str, float]] = [
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix index", cache.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found there", cache.prefix_hits),
-            ("num_preemptions", "Times a request gave up KV blocks", scheduler.num_preemptions),
+            (
+                "num_preemptions",
+                "Times a request was paused for lack of KV blocks",
+                scheduler.num_preemptions,
+            ),
             ("prompt_tokens", "Prompt tokens of requests that produced a token", metrics.prompt_tokens),
             ("generation_tokens", "Tokens generated", metrics.generation_tokens),
             ("engine_steps", "Native steps completed", metrics.step_times.num_steps),

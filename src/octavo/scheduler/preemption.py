@@ -44,7 +44,7 @@ def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> list
     becomes available only when the last of those who share it lets go. So a first round takes only blocks
     with one reference; a second one, if that was not enough, also those that nobody but victims shares.
 
-    Returns: who lost blocks, now paused.
+    Returns: who lost blocks; the caller pauses them.
     """
     robbed: dict[Sequence, None] = {}
     for shared_too in (False, True):
@@ -57,7 +57,7 @@ def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> list
                 return list(robbed)
             keep = _keep(victim, lacking, held)
             if keep < len(victim.block_table):
-                _preempt(cache, victim, keep)
+                _take_tail(cache, victim, keep)
                 robbed[victim] = None
     return list(robbed)
 
@@ -77,8 +77,7 @@ def _keep(victim: Sequence, lacking: int, held: Mapping[Block, int]) -> int:
     return keep
 
 
-def _preempt(cache: KVCache, victim: Sequence, keep_blocks: int) -> None:
+def _take_tail(cache: KVCache, victim: Sequence, keep_blocks: int) -> None:
     before = victim.num_computed_tokens
     cache.free_tail(victim, keep_blocks)
     victim.num_lost_tokens += before - victim.num_computed_tokens
-    victim.status = SequenceStatus.PAUSED

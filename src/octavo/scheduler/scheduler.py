@@ -18,11 +18,11 @@ class _Draft:
 
     __slots__ = ("blocked", "chunks", "has_prompt", "missing_blocks", "preempted", "set_aside", "tokens_left")
 
-    def __init__(self, tokens_left: int, set_aside: int) -> None:
+    def __init__(self, tokens_left: int, set_aside: set[Sequence]) -> None:
         self.chunks: list[ScheduledChunk] = []
         self.preempted: dict[Sequence, None] = {}
         self.tokens_left = tokens_left
-        self.set_aside = set_aside  # of `tokens_left`: one for each generating sequence yet to be visited
+        self.set_aside = set_aside  # generating and yet to be visited: one of `tokens_left` for each
         self.missing_blocks = 0  # blocks that visited sequences still need for tokens they know
         self.has_prompt = False
         self.blocked = False  # a paused sequence does not fit: nobody behind it may begin
@@ -46,7 +46,7 @@ class Scheduler:
 
     def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
         self.config = config
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # how often anybody was paused
         self.watermark = max(1, cache.num_blocks // _WATERMARK_DIVISOR)
         self._cache = cache
         self._waiting: dict[Sequence, None] = {}
@@ -117,7 +117,7 @@ class Scheduler:
         order = active[: self.config.max_num_seqs]
         draft = _Draft(
             tokens_left=self.config.max_num_batched_tokens,
-            set_aside=sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in order),
+            set_aside={seq for seq in order if len(seq.token_ids) - seq.num_computed_tokens == 1},
         )
         for sequence in order:
             if not self._visit(sequence, draft):
@@ -127,9 +127,6 @@ class Scheduler:
 
         num_tokens = self.config.max_num_batched_tokens - draft.tokens_left
         plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preempted))
-        for victim in plan.preempted:
-            victim.num_preemptions += 1
-        self.num_preemptions += len(plan.preempted)
         self._open_plan = plan if plan.chunks else None
         return plan
 
@@ -155,8 +152,7 @@ class Scheduler:
     def _visit(self, sequence: Sequence, draft: _Draft) -> bool:
         """Give an admitted sequence its part of the step. Returns whether it got one."""
         uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
-        if uncomputed == 1:
-            draft.set_aside -= 1
+        draft.set_aside.discard(sequence)
         if sequence.status is SequenceStatus.PAUSED:
             # A victim of this step cannot begin again in it: a robbery leaves no block available.
             return not draft.blocked and self._begin(sequence, draft, watermark=0)
@@ -208,7 +204,7 @@ class Scheduler:
         stop inside a block, or two that share a document would compute the same tokens side by side.
         """
         size = self._cache.block_size
-        allowed = draft.tokens_left - draft.set_aside
+        allowed = draft.tokens_left - len(draft.set_aside)
         end = min(len(sequence.token_ids), start + allowed)
         if end < len(sequence.token_ids):
             if allowed >= size:
@@ -229,11 +225,16 @@ class Scheduler:
         needed = cache.blocks_for(end) - num_held
         if needed > cache.num_available:
             victims = victims_in_order(reversed(self._running), sequence)
-            draft.preempted |= dict.fromkeys(take_tails(cache, victims, needed))
+            for victim in take_tails(cache, victims, needed):
+                draft.preempted[victim] = None
+                draft.set_aside.discard(
+                    victim
+                )  # it has more than one token to compute now, and not in this step
+                self._pause(victim)
             end = min(end, (num_held + cache.num_available) * cache.block_size)
             if end <= start:
                 assert draft.chunks, f"{sequence} has outgrown the pool of {cache.num_blocks} blocks"
-                sequence.status = SequenceStatus.PAUSED
+                self._pause(sequence)
                 return False
         cache.allocate(sequence, end)
         cache.register(sequence, end)
@@ -244,3 +245,11 @@ class Scheduler:
             draft.missing_blocks += cache.blocks_missing(sequence)
         sequence.status = SequenceStatus.RUNNING
         return True
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Let a sequence stand still for lack of blocks. Who stands still already is not paused again."""
+        if sequence.status is SequenceStatus.PAUSED:
+            return
+        sequence.status = SequenceStatus.PAUSED
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1

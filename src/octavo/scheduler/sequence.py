@@ -67,6 +67,7 @@ class Sequence:
         self.num_cached_tokens = 0
         # The furthest it had come before a preemption threw it back.
         self.num_seen_tokens = 0
+        # How often it was paused, and the tokens it has lost, which are computed again.
         self.num_preemptions = 0
         self.num_lost_tokens = 0
 
