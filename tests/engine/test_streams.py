@@ -227,6 +227,39 @@ def test_news_that_is_there_before_a_thread_watches_is_not_missed() -> None:
         assert generation.take() == Delta(answer(PROMPTS[0], 3), [], "length")
 
 
+@pytest.mark.timeout(20)
+def test_a_generation_dropped_in_the_middle_of_a_loop_is_cancelled_and_returns_its_blocks() -> None:
+    with running_engine() as engine:
+        generation = engine.submit(PROMPTS[0], params(4000))
+        for delta in generation:
+            assert delta.token_ids == answer(PROMPTS[0], len(delta.token_ids))
+            break
+        assert engine.num_open == 1
+        del generation
+        gc.collect()
+        wait_until(lambda: engine.num_open == 0, timeout=1.0)
+        assert engine._loop._cache.num_used == 0
+        assert engine.metrics.finished["abort"] == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_generation_dropped_while_watched_is_cancelled_and_not_named() -> None:
+    model = FakeModel()
+    model.gate()
+    mailbox = ThreadMailbox()
+    with running_engine(model) as engine:
+        dropped, kept = engine.submit(PROMPTS[0], params(4000)), engine.submit(PROMPTS[1], params(3))
+        mailbox.watch(dropped)
+        mailbox.watch(kept)
+        del dropped
+        gc.collect()
+        model.open()
+        while kept not in (named := mailbox.wait()):
+            assert named == []
+        assert read(kept) == (answer(PROMPTS[1], 3), "length")
+        wait_until(lambda: engine.num_open == 0, timeout=1.0)
+
+
 def test_choices_of_one_prompt_share_its_blocks() -> None:
     model = FakeModel()
     model.gate()

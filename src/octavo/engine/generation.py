@@ -83,11 +83,15 @@ class LoopMailbox:
 
 
 class ThreadMailbox:
-    """Where one thread waits for news of any of the generations it watches."""
+    """Where one thread waits for news of any of the generations it watches.
+
+    It keeps none of them alive: the engine keeps the mailbox while a request lives, and a generation that
+    was dropped must end its request.
+    """
 
     def __init__(self) -> None:
         self._arrivals: SimpleQueue[list[Request]] = SimpleQueue()
-        self._watched: dict[Request, Generation] = {}
+        self._watched: weakref.WeakValueDictionary[Request, Generation] = weakref.WeakValueDictionary()
 
     def post(self, requests: list[Request]) -> None:
         """Called by the engine thread, once a step."""
@@ -104,8 +108,11 @@ class ThreadMailbox:
             self._arrivals.put([request])
 
     def wait(self) -> list[Generation]:
-        """Sleep until something watched has news. A generation may be named with nothing new left to take."""
-        return [self._watched[request] for request in self._arrivals.get()]
+        """Sleep until something watched has news. A generation may be named with nothing new left to take;
+        one that was dropped is not named.
+        """
+        named = map(self._watched.get, self._arrivals.get())
+        return [generation for generation in named if generation is not None]
 
 
 class EngineSide(Protocol):
