@@ -9,6 +9,7 @@ import pytest
 from engine.fake_model import FakeModel, FakeTokenizer, answer, running_engine
 from engine.reading import params, read, wait_until
 from octavo.engine.engine import Engine, EngineConfig
+from octavo.engine.fault import ENGINE_STOPPED, STEP_FAILED
 from octavo.engine.generation import ThreadMailbox
 from octavo.engine.request import Request, RequestFailed, RequestRefused
 from octavo.kv.audit import AuditError
@@ -16,6 +17,7 @@ from octavo.model.batch import RaggedBatch
 
 A = [(5 * i) % 997 for i in range(70)]
 B = [(11 * i) % 997 for i in range(90)]
+PROMPT_TEXT = "somebody's secret"
 
 
 class Fails:
@@ -40,7 +42,7 @@ def test_a_step_that_raises_fails_its_own_requests_and_the_next_one_is_served(
     model = FakeModel()
     setattr(model, moment, Fails(error=error))
     with running_engine(model) as engine:
-        with pytest.raises(RequestFailed, match="the kernel raised") as failed:
+        with pytest.raises(RequestFailed) as failed:
             read(engine.submit(A, params()))
         assert failed.value.code == "step_failed"
         again = engine.submit(A, params())
@@ -48,6 +50,51 @@ def test_a_step_that_raises_fails_its_own_requests_and_the_next_one_is_served(
         assert again.stats.num_cached_tokens == 0
         assert engine.healthy()
         assert engine.metrics.finished == {"stop": 0, "length": 1, "abort": 0, "error": 1}
+
+
+@pytest.mark.parametrize("log_content", [False, True])
+@pytest.mark.parametrize("place", ["model", "planner", "add"])
+def test_a_fault_of_ours_tells_clients_a_fixed_sentence_and_the_log_its_type(
+    place: str, log_content: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError(PROMPT_TEXT)
+
+    model = FakeModel()
+    with running_engine(model, log_content=log_content, start=False) as engine:
+        if place == "model":
+            model.before_step = fail
+        else:
+            monkeypatch.setattr(engine._scheduler, "step" if place == "planner" else "add", fail)
+        engine.start()
+        with pytest.raises(RequestFailed) as failed:
+            read(engine.submit(A, params()))
+    assert failed.value.code == "step_failed"
+    assert failed.value.message == STEP_FAILED
+    assert "LookupError" in caplog.text
+    assert "in fail" in caplog.text
+    assert ("secret" in caplog.text) == log_content
+
+
+def test_an_engine_that_stopped_tells_clients_nothing_of_its_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(FakeModel(), FakeTokenizer(), EngineConfig(num_blocks_override=64))
+
+    def finish(_: object) -> None:
+        raise LookupError(PROMPT_TEXT)
+
+    monkeypatch.setattr(engine._scheduler, "finish", finish)
+    engine.start()
+    with pytest.raises(RequestFailed) as failed:
+        read(engine.submit(A, params(1)))
+    with pytest.raises(RequestRefused) as refused:
+        engine.submit(A, params())
+    assert failed.value.message == refused.value.message == ENGINE_STOPPED
+    assert "LookupError" in caplog.text
+    assert "secret" not in caplog.text
+    with pytest.raises(LookupError):
+        engine.close()
 
 
 def test_who_was_not_in_the_failed_step_goes_on_from_where_it_was() -> None:
@@ -117,7 +164,7 @@ def test_a_model_that_answers_for_too_few_sequences_fails_the_step_not_the_engin
     step = model.step
     with running_engine(model) as engine:
         model.step = lambda batch: step(batch)[:-1]  # type: ignore[method-assign]
-        with pytest.raises(RequestFailed, match="0 of 1"):
+        with pytest.raises(RequestFailed, match="failed to compute a step"):
             read(engine.submit(A, params()))
         model.step = step  # type: ignore[method-assign]
         assert read(engine.submit(A, params())) == (answer(A, 16), "length")
@@ -139,8 +186,9 @@ def test_a_planner_that_raises_fails_everyone_and_the_engine_goes_on(monkeypatch
         both = [engine.submit(A, params()), engine.submit(B, params())]
         engine.start()
         for generation in both:
-            with pytest.raises(RequestFailed, match="the planner raised"):
+            with pytest.raises(RequestFailed, match="failed to compute a step") as failed:
                 read(generation)
+            assert failed.value.code == "step_failed"
         assert read(engine.submit(A, params())) == (answer(A, 16), "length")
         assert engine.healthy()
 

@@ -9,7 +9,6 @@ somebody's text.
 from __future__ import annotations
 
 import logging
-import traceback
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from octavo.engine.fault import describe
 from octavo.engine.request import RequestFailed, RequestRefused
 from octavo.engine.sampling_params import InvalidParameter
 from octavo.text.chat_template import ChatTemplateError
@@ -109,9 +109,7 @@ def log_fault(error: BaseException, what: str, *, log_content: bool) -> None:
     """Write where an unexpected exception came from. Its text may quote a prompt, so that only with
     `log_content`.
     """
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    said = f": {error}" if log_content else ""
-    logger.error("%s failed\n%s%s%s", what, frames, type(error).__name__, said)
+    logger.error("%s failed\n%s", what, describe(error, log_content=log_content))
 
 
 def _from_http_exception(error: HTTPException) -> APIError:

@@ -16,6 +16,7 @@ class EngineConfig:
     max_num_seqs: requests computed together. max_num_batched_tokens: tokens a step, at least max_num_seqs.
     stall_timeout: seconds without a completed step, while there is work, after which `Engine.healthy` says
     no.
+    log_content: let the log quote exceptions, whose text may hold somebody's prompt.
 
     Raises: ValueError naming the field and both numbers.
     """
@@ -28,6 +29,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
     stall_timeout: float = 60.0
+    log_content: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32):

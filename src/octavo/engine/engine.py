@@ -20,6 +20,7 @@ import numpy as np
 
 from octavo.engine.available_memory import available_memory
 from octavo.engine.config import EngineConfig
+from octavo.engine.fault import ENGINE_STOPPED
 from octavo.engine.generation import Generation, LoopMailbox
 from octavo.engine.memory import MemoryPlan, plan_memory
 from octavo.engine.metrics import EngineCollector, EngineMetrics
@@ -127,6 +128,7 @@ class Engine:
             cache,
             self.metrics,
             audits_every_step=os.environ.get("OCTAVO_AUDIT") == "1",
+            log_content=config.log_content,
         )
         self._ids = itertools.count(1)
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = WeakKeyDictionary()
@@ -156,7 +158,7 @@ class Engine:
 
     @property
     def num_preemptions(self) -> int:
-        """Times a request gave up blocks to another."""
+        """Times a request was paused for lack of blocks."""
         return self._scheduler.num_preemptions
 
     @property
@@ -220,7 +222,7 @@ class Engine:
         )
         with self._lock:
             if self._loop.fault is not None:
-                raise RequestRefused(f"the engine has stopped: {self._loop.fault}", code="engine_failed")
+                raise RequestRefused(ENGINE_STOPPED, code="engine_failed")
             if not self._accepting:
                 raise RequestRefused("the server is shutting down", code="shutting_down")
             self._num_submitted += 1

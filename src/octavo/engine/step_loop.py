@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from octavo.engine.fault import ENGINE_STOPPED, STEP_FAILED, describe
 from octavo.engine.generation import MAX_UNREAD_TOKENS, RESUME_UNREAD_TOKENS
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Mailbox, Request, RequestFailed, TokenLogprobs
@@ -68,6 +69,7 @@ class StepLoop:
         metrics: EngineMetrics,
         *,
         audits_every_step: bool,
+        log_content: bool,
     ) -> None:
         self.commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.fault: BaseException | None = None
@@ -79,6 +81,7 @@ class StepLoop:
         self._cache = cache
         self._metrics = metrics
         self._audits_every_step = audits_every_step
+        self._log_content = log_content
         self._requests: dict[str, Request] = {}
         self._news: defaultdict[Mailbox, list[Request]] = defaultdict(list)
         self._returned_at: float | None = None
@@ -92,7 +95,8 @@ class StepLoop:
         try:
             self._scheduler.add(request.sequence)
         except Exception as error:
-            self._conclude(request, RequestFailed(f"not schedulable: {error}", code="step_failed"))
+            self._log_fault(error, "scheduling a request")
+            self._conclude(request, RequestFailed(STEP_FAILED, code="step_failed"))
 
     def cancel(self, request: Request) -> None:
         """Return what this request alone holds, whatever its state."""
@@ -120,7 +124,7 @@ class StepLoop:
                 raise BlocksLeaked(f"{self._cache.num_used} blocks are in use and no request is left")
             self._audit()
         except BaseException as error:
-            logger.critical("the engine stops: %s", error, exc_info=True)
+            logger.critical("the engine stops\n%s", describe(error, log_content=self._log_content))
             self.fault = error
             self.abandon_all()
 
@@ -316,22 +320,22 @@ class StepLoop:
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         """A step raised: fail exactly its requests, and go on if the blocks add up."""
-        logger.error("a step of %d requests failed: %s", len(plan.chunks), error, exc_info=error)
+        self._log_fault(error, f"a step of {len(plan.chunks)} requests")
         self._metrics.failed_steps += 1
         for chunk in plan.chunks:
             request = self._requests.get(chunk.sequence.sequence_id)
             if request is not None:
-                self._finish(request, RequestFailed(f"a step failed: {error}", code="step_failed"))
+                self._finish(request, RequestFailed(STEP_FAILED, code="step_failed"))
         self._returned_at = None
         self.last_progress = time.monotonic()
         self._audit()
 
     def _fail_all(self, error: Exception) -> None:
         """Planning raised, so nobody knows whose step it was: fail every request."""
-        logger.error("planning a step failed: %s", error, exc_info=error)
+        self._log_fault(error, "planning a step")
         self._metrics.failed_steps += 1
         self._cache.rollback()
-        self._end_all(f"a step failed: {error}", code="step_failed")
+        self._end_all(STEP_FAILED, code="step_failed")
         self._audit()
 
     def _end_all(self, message: str, *, code: str) -> None:
@@ -343,8 +347,7 @@ class StepLoop:
         """After a fault: tell every consumer, those still in the queue too, and touch no block any more."""
         while True:
             for request in list(self._requests.values()):
-                failure = RequestFailed(f"the engine has stopped: {self.fault}", code="engine_failed")
-                self._conclude(request, failure)
+                self._conclude(request, RequestFailed(ENGINE_STOPPED, code="engine_failed"))
             try:
                 command = self.commands.get_nowait()
             except Empty:
@@ -353,6 +356,9 @@ class StepLoop:
             with contextlib.suppress(Exception):
                 command()
         self._hand_over()
+
+    def _log_fault(self, error: Exception, what: str) -> None:
+        logger.error("%s failed\n%s", what, describe(error, log_content=self._log_content))
 
     def _audit(self) -> None:
         """Prove the block accounting against the open requests. Raises AuditError, which ends the loop."""
