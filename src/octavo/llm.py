@@ -127,8 +127,8 @@ class LLM:
     the machine.
     engine_config: the fields of `EngineConfig`.
 
-    Raises: ModelNotFound, ModelFileError, UnsupportedTokenizer for the file; MemoryRefused if the pool does
-    not fit.
+    Raises: ModelNotFound, ModelFileError, UnsupportedTokenizer for the file; MemoryRefused if weights
+    or pool do not fit.
     """
 
     def __init__(

@@ -133,6 +133,28 @@ def test_more_memory_than_there_is_is_refused_with_both_numbers(tiny_model_path:
     assert "available" in sentence
 
 
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(
+    tiny_model_path: Path, tmp_path: Path
+) -> None:
+    """4 TiB of holes: whoever began to pack them would not come back within this test."""
+    path = tmp_path / "huge.gguf"
+    tensor = struct.pack("<Q", 17) + b"token_embd.weight" + struct.pack("<I", 2)
+    hidden, rows = 64, 1 << 34
+    head = bytearray(tiny_model_path.read_bytes())
+    at = head.index(tensor) + len(tensor)
+    assert struct.unpack_from("<Q", head, at) == (hidden,)
+    tokens = struct.pack("<Q", 21) + b"tokenizer.ggml.tokens"
+    head = head.replace(tokens, tokens[:-1] + b"?")  # which would count the rows
+    struct.pack_into("<Q", head, at + 8, rows)
+    struct.pack_into("<IQ", head, at + 16, 0, len(head) // 32 * 32)
+    path.write_bytes(head)
+    os.truncate(path, rows * hidden * 4 + 2 * len(head))
+    sentence = _refused(_serve(str(path), "--port", "0"))
+    assert "the weights need 4096.0" in sentence
+    assert "available" in sentence
+    assert "huge.gguf" in sentence
+
+
 def test_a_number_of_threads_that_cannot_be_had_is_told_in_the_flag(tiny_model_path: Path) -> None:
     sentence = _refused(_serve(str(tiny_model_path), "--port", "0", "--threads", "5000"))
     assert "--threads 5,000 cannot be had" in sentence

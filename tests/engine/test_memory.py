@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from engine.fake_model import FakeModel, FakeTokenizer
-from octavo.engine.available_memory import available_memory
 from octavo.engine.engine import Engine, EngineConfig
-from octavo.engine.memory import DEFAULT_POOL_CAP, GIB, MIB, MemoryPlan, MemoryRefused, plan_memory
+from octavo.engine.memory import DEFAULT_POOL_CAP, MemoryPlan, plan_memory
 from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
+from octavo.model.available_memory import GIB, MIB, MemoryRefused
 
 SMOLLM2 = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64)
 
@@ -122,52 +120,3 @@ def test_an_impossible_setting_is_named(field: str, value: float) -> None:
     said = rf"^{field} (must be .* not {value}|is {value} and must be at least .*)$"
     with pytest.raises(ValueError, match=said):
         EngineConfig(**{field: value})  # type: ignore[arg-type]
-
-
-def write(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-
-
-def machine(tmp_path: Path, cgroup: str) -> tuple[Path, Path]:
-    """A /proc with 8,000 KiB available, and an empty cgroup mount."""
-    write(tmp_path / "proc/self", cgroup=cgroup)
-    write(tmp_path / "proc", meminfo="MemTotal:       16000 kB\nMemAvailable:    8000 kB\n")
-    (tmp_path / "cgroup").mkdir()
-    return tmp_path / "proc", tmp_path / "cgroup"
-
-
-def test_without_a_group_the_machine_decides(tmp_path: Path) -> None:
-    assert available_memory(*machine(tmp_path, "0::/\n")) == 8000 * 1024
-
-
-def test_the_tightest_level_of_version_two_decides(tmp_path: Path) -> None:
-    proc, mount = machine(tmp_path, "0::/home/octavo\n")
-    write(mount / "home/octavo", memory__max="max\n", memory__current="1000\n")
-    write(mount / "home", memory__max="5000000\n", memory__current="3000000\n")
-    write(mount / "home", memory__stat="inactive_file 500\n")
-    assert available_memory(proc, mount) == 5_000_000 - 3_000_000 + 500
-
-
-def test_version_one_is_read_too_also_from_inside_a_container(tmp_path: Path) -> None:
-    proc, mount = machine(tmp_path, "4:cpu:/x\n3:memory:/docker/abc\n0::/\n")
-    write(
-        mount / "memory",
-        memory__limit_in_bytes="2000000\n",
-        memory__usage_in_bytes="1500000\n",
-        memory__stat="inactive_file 7\ntotal_inactive_file 100000\n",
-    )
-    assert available_memory(proc, mount) == 2_000_000 - 1_500_000 + 100_000
-    write(mount / "memory", memory__limit_in_bytes="9223372036854771712\n")
-    assert available_memory(proc, mount) == 8000 * 1024
-
-
-def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    proc, mount = machine(tmp_path, "0::/a\n")
-    write(mount / "a", memory__max="1000\n", memory__current="2000\n")
-    assert available_memory(proc, mount) == 0
-
-
-def test_this_machine_says_something_sensible() -> None:
-    assert 0 < available_memory() < 1 << 50

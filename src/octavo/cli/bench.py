@@ -112,8 +112,8 @@ def _run_kernels(args: argparse.Namespace) -> int:
 
 def _run_throughput(args: argparse.Namespace) -> int:
     from octavo.bench.throughput import Workload, measure_throughput, print_report
-    from octavo.engine.memory import MemoryRefused
     from octavo.engine.request import RequestRefused
+    from octavo.model.available_memory import MemoryRefused
     from octavo.model.errors import ModelFileError
 
     workload = Workload(

@@ -190,8 +190,8 @@ def _local(args: argparse.Namespace, room: Room) -> AnswerSource:
     except InvalidParameter as error:
         raise ChatError(in_flags(error.message, _SAMPLING_FIELDS)) from error
     room.say(f"loading {model} ...")
-    from octavo.engine.memory import MemoryRefused
     from octavo.llm import LLM
+    from octavo.model.available_memory import MemoryRefused
     from octavo.model.errors import ModelFileError
     from octavo.text.chat_template import ChatTemplateError
 

@@ -51,7 +51,8 @@ _WORDS = {
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from octavo.engine.config import EngineConfig
-    from octavo.engine.memory import DEFAULT_POOL_CAP, GIB
+    from octavo.engine.memory import DEFAULT_POOL_CAP
+    from octavo.model.available_memory import GIB
 
     defaults = EngineConfig()
     parser = subparsers.add_parser(
@@ -241,18 +242,19 @@ class Loaded:
 
 
 def _load_model(path: Path, num_threads: int | None, instruction_set: str | None) -> Model:
+    from octavo.model.available_memory import MemoryRefused
     from octavo.model.model import Model
 
     try:
         return Model.load(path, num_threads=num_threads, instruction_set=instruction_set)
-    except (ValueError, OSError) as error:
+    except (MemoryRefused, ValueError, OSError) as error:
         raise CannotServe(in_flags(str(error), MODEL_FIELDS)) from error
 
 
 def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, name: str) -> Engine:
     from octavo.engine.config import EngineConfig
     from octavo.engine.engine import Engine
-    from octavo.engine.memory import MemoryRefused
+    from octavo.model.available_memory import MemoryRefused
 
     given = {field: getattr(args, field) for field in _ENGINE_FIELDS if getattr(args, field) is not None}
     try:

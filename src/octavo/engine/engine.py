@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from octavo.engine.available_memory import available_memory
 from octavo.engine.config import EngineConfig
 from octavo.engine.fault import ENGINE_STOPPED
 from octavo.engine.generation import Generation, LoopMailbox
@@ -28,6 +27,7 @@ from octavo.engine.request import Request, RequestRefused
 from octavo.engine.step_loop import BatchStepper, StepLoop
 from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
+from octavo.model.available_memory import available_memory
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence

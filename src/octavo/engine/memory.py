@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.kv.layout import KVLayout
+from octavo.model.available_memory import MemoryRefused, format_bytes
 
 DEFAULT_SHARE_OF_AVAILABLE = 0.5
 """A home machine has other work; blocks are only touched when used, but a full cache keeps what it
@@ -16,19 +17,6 @@ touched."""
 
 DEFAULT_POOL_CAP = 4 << 30
 """Bytes. 180,000 tokens of SmolLM2, 32,000 of an 8B model: beyond this the owner should ask for it."""
-
-GIB = 1 << 30
-MIB = 1 << 20
-
-
-class MemoryRefused(Exception):
-    """The asked-for memory does not fit, or is too little to work with; the message has both numbers."""
-
-    def __init__(self, message: str, *, needed: int, available: int) -> None:
-        super().__init__(message)
-        self.message = message
-        self.needed = needed
-        self.available = available
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +138,3 @@ def plan_memory(
         model_context=model_context,
         max_model_len=max_model_len,
     )
-
-
-def format_bytes(count: int) -> str:
-    """`4.00 GiB`, `93.4 MiB`, `23,040 bytes`."""
-    if count >= GIB:
-        return f"{count / GIB:.2f} GiB"
-    if count >= MIB:
-        return f"{count / MIB:.1f} MiB"
-    return f"{count:,} bytes"

@@ -14,13 +14,14 @@ from octavo.kernels import Program, Sampled, ThreadPool, WeightStore
 from octavo.kernels.threads import default_num_threads
 from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
+from octavo.model.available_memory import MemoryRefused, available_memory, format_bytes
 from octavo.model.batch import RaggedBatch
 from octavo.model.config import ModelConfig
 from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
 from octavo.model.llama import record_llama
 from octavo.model.network import Network
-from octavo.model.weights import Weights
+from octavo.model.weights import Weights, packed_bytes
 
 ROW_TILE = 256
 """Tokens that pass through the network together; activation buffers have this many rows."""
@@ -60,13 +61,15 @@ class Model:
 
         num_threads: of a step, the calling thread included; None fits the machine.
         instruction_set: a name of `octavo.kernels.available_instruction_sets()`; None takes the best.
-        Raises: ModelFileError for a file that cannot be served; ValueError for an instruction set or a number
-        of threads that cannot be had.
+        Raises: ModelFileError for a file that cannot be served; MemoryRefused, before anything is packed, for
+        weights larger than the available memory; ValueError for an instruction set or a number of threads
+        that cannot be had.
         """
         with GGUFFile(path) as file:
             config = ModelConfig.from_gguf(file)
             threads = default_num_threads() if num_threads is None else num_threads
             pool = _thread_pool(threads)
+            _refuse_too_large(file)
             program = Program(pool, instruction_set or "", ROW_TILE)
             store = WeightStore()
             weights = Weights(file, store, pool)
@@ -74,6 +77,7 @@ class Model:
                 ARCHITECTURES[config.architecture](config, weights, Network(program, weights))
             except ValueError as fault:  # a shape that the kernels do not have
                 raise ModelFileError(f"{file.path}: {fault}") from None
+            weights.refuse_unread()
             # Steps read the packed copy; without this the weights would be resident twice.
             file.drop_pages()
             return cls(file.path, config, file.metadata, program, store, threads)
@@ -153,3 +157,15 @@ def _thread_pool(num_threads: int) -> ThreadPool:
         return ThreadPool(num_threads)
     except (ValueError, RuntimeError) as fault:
         raise ValueError(f"num_threads {num_threads:,} cannot be had: {fault}") from fault
+
+
+def _refuse_too_large(file: GGUFFile) -> None:
+    """Raises: MemoryRefused where the packed weights cannot fit beside what already runs on this machine."""
+    needed, available = packed_bytes(file), available_memory()
+    if needed > available:
+        raise MemoryRefused(
+            f"{file.path}: the weights need {format_bytes(needed)}, "
+            f"but {format_bytes(available)} are available",
+            needed=needed,
+            available=available,
+        )

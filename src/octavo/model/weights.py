@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels import Matrix, ThreadPool, WeightStore
 from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile, TensorInfo
+
+# Tensors that change nothing where nobody reads them: old converters copied the tables of rotations that
+# checkpoints held beside their weights, and those follow from the metadata (gguf-py: MODEL_TENSOR_SKIP).
+# `rope_freqs.weight`, which that list names too, has had a meaning since Llama 3.1 and is read.
+_IGNORABLE = re.compile(r"rope\.freqs|blk\.\d+\.attn_rot_embd(\.weight)?")
+
+_PANEL_COLUMNS = 32
+"""Rows of a tensor are packed in panels of this many; the last one is filled up."""
+
+_STORE_ALIGNMENT = 64
+
+_NAMED_UNREAD = 3
+"""Names in a refusal; a file may have hundreds."""
+
+
+def packed_bytes(file: GGUFFile) -> int:
+    """The most that all tensors of the file can take once packed, in bytes, from its header alone."""
+    total = 0
+    for info in file.tensors.values():
+        rows = math.prod(info.shape[:-1])
+        row_bytes = info.nbytes // rows
+        if info.type.endswith("_K"):
+            row_bytes += row_bytes // 16  # scales of 6 bits become bytes
+        if len(info.shape) == 1:
+            row_bytes = 4 * info.shape[0]  # vectors are kept as float32
+        else:
+            rows = -(-rows // _PANEL_COLUMNS) * _PANEL_COLUMNS
+        total += rows * row_bytes + _STORE_ALIGNMENT
+    return total
 
 
 class Weights:
@@ -17,6 +49,25 @@ class Weights:
         self._file = file
         self._store = store
         self._pool = pool
+        self._asked_for: set[str] = set()
+
+    def refuse_unread(self) -> None:
+        """To be called when a network is recorded: a tensor that nobody asked for is a part that is missing.
+
+        Raises: ModelFileError that names the first of them.
+        """
+        unread = [
+            name
+            for name in self._file.tensors
+            if name not in self._asked_for and not _IGNORABLE.fullmatch(name)
+        ]
+        if unread:
+            named = ", ".join(f"'{name}'" for name in unread[:_NAMED_UNREAD])
+            more = f" and {len(unread) - _NAMED_UNREAD:,} more" if len(unread) > _NAMED_UNREAD else ""
+            raise ModelFileError(
+                f"{self._file.path}: nothing here computes with the tensors {named}{more}, "
+                "so the answers would be wrong"
+            )
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Matrix:
         """The matrix [out_features, in_features], packed in column tiles.
@@ -50,6 +101,7 @@ class Weights:
 
     def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._file.tensors.get(name)
+        self._asked_for.add(name)
         if info is None:
             raise ModelFileError(f"{self._file.path}: the tensor '{name}' is missing")
         if info.shape != shape:

@@ -1,5 +1,6 @@
 """How many bytes this process may still take: the machine's free memory, or its control group's if that is
-less.
+less. And how more than that is refused, by whoever wants it: `Model.load` before it packs weights, the engine
+before it makes a pool.
 
 A container's limit is invisible in /proc/meminfo, and the group above may be tighter than one's own, so every
 level up to the mount point is read, for both versions of control groups. Page cache that the kernel can drop
@@ -12,6 +13,29 @@ from pathlib import Path, PurePosixPath
 
 UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a huge number near 2**63; nothing at home has an exbibyte."""
+
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class MemoryRefused(Exception):
+    """The asked-for memory does not fit, or is too little to work with; the message has both numbers."""
+
+    def __init__(self, message: str, *, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.needed = needed
+        self.available = available
+
+
+def format_bytes(count: int) -> str:
+    """`4.00 GiB`, `93.4 MiB`, `23,040 bytes`."""
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    if count >= MIB:
+        return f"{count / MIB:.1f} MiB"
+    return f"{count:,} bytes"
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup_mount: Path = Path("/sys/fs/cgroup")) -> int:
