@@ -1,6 +1,7 @@
 """Write small GGUF files with random weights, so that a test runs a whole model in milliseconds.
 
 The writer and the quantisers are those of the `gguf` package: what our reader and kernels see, others made.
+Types that it cannot quantise get random blocks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+
+from quantized_blocks import TYPES_WITHOUT_QUANTISER, random_blocks
 
 CHATML = (
     "{% for message in messages %}"
@@ -46,7 +49,7 @@ class TinyLlama:
     head_dim: int = 16
     context_length: int = 2048
     weight_type: str = "Q4_0"
-    """F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0: the matrices. Norms are F32, as in every published file."""
+    """Of the matrices, any that we serve. Norms are F32, as in every published file."""
     embedding_type: str | None = None
     """The embedding and the head; `weight_type` where None."""
     tied: bool = False
@@ -135,8 +138,11 @@ def _add_weights(writer: gguf.GGUFWriter, model: TinyLlama, vocab_size: int) -> 
     hidden, wide = model.hidden_size, model.intermediate_size
 
     def matrix(name: str, rows: int, columns: int, scale: float, coding: str) -> None:
-        values = (random.standard_normal((rows, columns)) * scale).astype(np.float32)
         kind = gguf.GGMLQuantizationType[coding]
+        if coding in TYPES_WITHOUT_QUANTISER:
+            writer.add_tensor(name, random_blocks(random, coding, rows, columns, scale), raw_dtype=kind)
+            return
+        values = (random.standard_normal((rows, columns)) * scale).astype(np.float32)
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     def norm(name: str) -> None:

@@ -126,7 +126,7 @@ _ONE_CASE = [
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--types", "Q9_9"], "weights are measured as Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16, not as Q9_9"),
+        (["--types", "Q9_9"], "weights are measured as Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, "),
         (["--rows", "1,257"], "up to 256 rows, not with 257"),
         (["--instruction-set", "mmx"], "instruction set 'mmx' cannot run on this processor"),
     ],

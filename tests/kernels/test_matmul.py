@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.paged_kv import EPSILON, same_bytes
-from kernels.weights import FLOAT_TYPES, GROUP, QUANTIZED_TYPES, TYPES, Floats, random_matrix
+from kernels.weights import FLOAT_TYPES, GROUP, QUANTIZED_TYPES, TYPES, Floats, random_matrix, whole_blocks
 from octavo.kernels import Matrix, ThreadPool, available_instruction_sets
 from octavo.kernels._native import matmul
 
@@ -32,7 +32,7 @@ def product(x: Floats, matrix: Matrix, *, threads: int = 1, instruction_set: str
 def activation_steps(x: Floats, coding: str) -> Floats:
     """What a code of 1 is worth in each group of 32: float32[rows, groups, 1].
 
-    Eight-bit weights meet 16-bit codes. Four-bit weights meet 8-bit codes of all but the first largest value
+    Q8_0 meets 16-bit codes. All other weights meet 8-bit codes of all but the first largest value
     of a group, which has a 16-bit code.
     """
     sizes = np.sort(np.abs(x.reshape(len(x), -1, GROUP)), axis=2)
@@ -67,6 +67,7 @@ def test_quantised_weights_differ_from_float64_by_accumulation_only(
     coding: str, out: int, columns: int
 ) -> None:
     """The reference takes the dequantised weights and the activations as the specification codes them."""
+    columns = whole_blocks(coding, columns)
     matrix = random_matrix(coding, out, columns, seed=out)
     x = activations(37, columns)
     coded, weights = quantized_activations(x, coding), matrix.dequantize()
@@ -86,7 +87,8 @@ def test_quantised_weights_differ_from_float64_by_accumulation_only(
 def test_quantised_weights_differ_from_unrounded_activations_by_half_a_code(
     coding: str, out: int, columns: int
 ) -> None:
-    """Of 4-bit weights 1 / 254 of a group's second largest value, of 8-bit ones 1 / 65,534 of the largest."""
+    """1 / 254 of a group's second largest value, with Q8_0 1 / 65,534 of the largest."""
+    columns = whole_blocks(coding, columns)
     matrix = random_matrix(coding, out, columns, seed=out)
     x, weights = activations(37, columns), matrix.dequantize().astype(np.float64)
 
@@ -101,16 +103,16 @@ def test_quantised_weights_differ_from_unrounded_activations_by_half_a_code(
 @pytest.mark.parametrize("coding", QUANTIZED_TYPES)
 def test_one_outlier_costs_its_neighbours_nothing(coding: str) -> None:
     """Networks have such values; with one scale for 32 they would take most of the others' precision."""
-    matrix = random_matrix(coding, 24, 64)
+    columns = whole_blocks(coding, 64)
+    matrix = random_matrix(coding, 24, columns)
     weights = matrix.dequantize().astype(np.float64)
-    x = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((16, columns)).astype(np.float32)
     half_codes = np.abs(x.reshape(16, -1, GROUP)).max(axis=2) / 254.0
     x[:, 5] = 100.0
     error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
     sums = np.abs(weights).reshape(24, -1, GROUP).sum(axis=2)
-    assert (
-        error <= half_codes @ sums.T + 4.0 * error_bound(x.astype(np.float64), matrix.dequantize(), 10)
-    ).all()
+    rounding = error_bound(x.astype(np.float64), matrix.dequantize(), 2 * columns // GROUP + 6)
+    assert (error <= half_codes @ sums.T + 4.0 * rounding).all()
 
 
 @pytest.mark.parametrize("coding", FLOAT_TYPES)
@@ -137,9 +139,10 @@ def test_float_weights_are_one_chain_of_fused_multiply_adds(coding: str) -> None
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
 @pytest.mark.parametrize("at", range(GROUP))
 def test_an_outlier_may_stand_anywhere_in_its_group(coding: str, instruction_set: str, at: int) -> None:
-    matrix = random_matrix(coding, 21, 2 * GROUP)
+    columns = whole_blocks(coding, 2 * GROUP)
+    matrix = random_matrix(coding, 21, columns)
     weights = matrix.dequantize().astype(np.float64)
-    x = np.random.default_rng(at).uniform(-1.0, 1.0, (6, 2 * GROUP)).astype(np.float32)
+    x = np.random.default_rng(at).uniform(-1.0, 1.0, (6, columns)).astype(np.float32)
     x[:, at] = [200.0, -200.0, 1.0001, 250.0, -1.5, 30.0]
     error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
     assert (error <= 0.51 / 127.0 * np.abs(weights).sum(axis=1)).all()
@@ -148,9 +151,10 @@ def test_an_outlier_may_stand_anywhere_in_its_group(coding: str, instruction_set
 @pytest.mark.parametrize("coding", QUANTIZED_TYPES)
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
 def test_one_value_among_zeros_is_exact_to_15_bits(coding: str, instruction_set: str) -> None:
-    matrix = random_matrix(coding, 21, 2 * GROUP)
+    columns = whole_blocks(coding, 2 * GROUP)
+    matrix = random_matrix(coding, 21, columns)
     weights = matrix.dequantize().astype(np.float64)
-    x = np.diag(np.random.default_rng(1).standard_normal(2 * GROUP)).astype(np.float32)
+    x = np.diag(np.random.default_rng(1).standard_normal(columns)).astype(np.float32)
     error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
     assert (error <= np.abs(x).max(axis=1, keepdims=True) * np.abs(weights).max() * 2.0**-15).all()
 
@@ -160,9 +164,10 @@ def test_one_value_among_zeros_is_exact_to_15_bits(coding: str, instruction_set:
 def test_values_that_share_the_largest_magnitude_are_each_counted_once(
     coding: str, instruction_set: str
 ) -> None:
-    matrix = random_matrix(coding, 21, 2 * GROUP)
+    columns = whole_blocks(coding, 2 * GROUP)
+    matrix = random_matrix(coding, 21, columns)
     weights = matrix.dequantize().astype(np.float64)
-    x = np.where(np.random.default_rng(2).random((50, 2 * GROUP)) < 0.5, -3.0, 3.0).astype(np.float32)
+    x = np.where(np.random.default_rng(2).random((50, columns)) < 0.5, -3.0, 3.0).astype(np.float32)
     error = np.abs(product(x, matrix, instruction_set=instruction_set) - x.astype(np.float64) @ weights.T)
     assert (error <= 3.0 * 1e-5 * np.abs(weights).sum(axis=1)).all()
 
@@ -172,8 +177,9 @@ def test_values_that_share_the_largest_magnitude_are_each_counted_once(
 
 @pytest.mark.parametrize("coding", TYPES)
 def test_any_number_of_rows_gives_the_same_bytes(coding: str) -> None:
-    matrix = random_matrix(coding, 43, 96)
-    x = activations(300, 96)
+    columns = whole_blocks(coding, 96)
+    matrix = random_matrix(coding, 43, columns)
+    x = activations(300, columns)
     whole = product(x, matrix, threads=2)
     pool = ThreadPool(1)
     for rows in range(1, 301):
@@ -195,9 +201,10 @@ def test_threads_and_instructions_change_no_byte(
     coding: str, rows: int, out: int, groups: int, seed: int, exponent: int
 ) -> None:
     """Down to where products are flushed to zero and up to where sums are infinite."""
-    matrix = random_matrix(coding, out, groups * GROUP, seed=seed)
+    columns = whole_blocks(coding, groups * GROUP)
+    matrix = random_matrix(coding, out, columns, seed=seed)
     with np.errstate(over="ignore", under="ignore"):
-        x = (activations(rows, groups * GROUP, seed) * 10.0**exponent).astype(np.float32)
+        x = (activations(rows, columns, seed) * 10.0**exponent).astype(np.float32)
     expected = product(x, matrix)
     for threads in (2, 3):
         assert same_bytes(product(x, matrix, threads=threads), expected)
@@ -208,6 +215,7 @@ def test_threads_and_instructions_change_no_byte(
 @pytest.mark.parametrize("coding", TYPES)
 @pytest.mark.parametrize("columns", [576, 1536])
 def test_sizes_of_a_real_layer_are_the_same_on_every_path(coding: str, columns: int) -> None:
+    columns = whole_blocks(coding, columns)
     matrix = random_matrix(coding, 192, columns, seed=columns)
     x = activations(9, columns)
     first, *others = available_instruction_sets()
@@ -221,8 +229,9 @@ def test_sizes_of_a_real_layer_are_the_same_on_every_path(coding: str, columns: 
 @pytest.mark.parametrize("coding", TYPES)
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
 def test_rows_of_zeros_give_zeros(coding: str, instruction_set: str) -> None:
-    matrix = random_matrix(coding, 21, 64)
-    x = np.zeros((5, 64), dtype=np.float32)
+    columns = whole_blocks(coding, 64)
+    matrix = random_matrix(coding, 21, columns)
+    x = np.zeros((5, columns), dtype=np.float32)
     x[3] = -0.0
     assert (product(x, matrix, instruction_set=instruction_set) == 0.0).all()
 
@@ -232,19 +241,21 @@ def test_rows_of_zeros_give_zeros(coding: str, instruction_set: str) -> None:
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 1.1e-38, 1.4e-36])
 def test_rows_too_small_for_a_scale_give_zeros(coding: str, instruction_set: str, size: float) -> None:
     """The largest value subnormal, or so small that the step of a code would be."""
-    matrix = random_matrix(coding, 21, 64)
-    x = np.full((5, 64), size, dtype=np.float32)
+    columns = whole_blocks(coding, 64)
+    matrix = random_matrix(coding, 21, columns)
+    x = np.full((5, columns), size, dtype=np.float32)
     assert (product(x, matrix, instruction_set=instruction_set) == 0.0).all()
 
 
 @pytest.mark.parametrize("coding", QUANTIZED_TYPES)
 @pytest.mark.parametrize("size", [1e-28, 1e-20, 1e20, 1e34])
 def test_extreme_rows_stay_within_half_a_code(coding: str, size: float) -> None:
-    matrix = random_matrix(coding, 21, 64, spread=0.01)
-    x = np.random.default_rng(0).uniform(-size, size, (5, 64)).astype(np.float32)
+    columns = whole_blocks(coding, 64)
+    matrix = random_matrix(coding, 21, columns, spread=0.01)
+    x = np.random.default_rng(0).uniform(-size, size, (5, columns)).astype(np.float32)
     weights = matrix.dequantize().astype(np.float64)
     error = np.abs(product(x, matrix) - x.astype(np.float64) @ weights.T)
-    assert (error <= size / 250.0 * np.abs(weights).sum(axis=1) + 64 * SMALLEST_NORMAL).all()
+    assert (error <= size / 250.0 * np.abs(weights).sum(axis=1) + columns * SMALLEST_NORMAL).all()
 
 
 @pytest.mark.parametrize("coding", TYPES)
@@ -254,8 +265,9 @@ def test_extreme_rows_stay_within_half_a_code(coding: str, size: float) -> None:
 def test_a_row_that_is_not_finite_fails_alone(
     coding: str, instruction_set: str, value: float, rows: int
 ) -> None:
-    matrix = random_matrix(coding, 21, 64)
-    x = activations(rows, 64)
+    columns = whole_blocks(coding, 64)
+    matrix = random_matrix(coding, 21, columns)
+    x = activations(rows, columns)
     clean = product(x, matrix, instruction_set=instruction_set)
     for bad in range(rows):
         spoiled = x.copy()

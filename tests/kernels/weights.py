@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import gguf
 import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels import Matrix, ThreadPool, WeightStore
+from quantized_blocks import BLOCKS, TYPES_WITHOUT_QUANTISER, random_blocks
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -18,28 +17,9 @@ GROUP = 32
 """Activations that share a scale."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """What a file holds for `values` consecutive weights of a row, in `bytes` bytes.
-
-    halves: where the f16 scale and, if there is one, minimum stand. packed: bytes that it takes in memory.
-    """
-
-    values: int
-    bytes: int
-    halves: tuple[int, ...]
-    packed: int
-
-
-BLOCKS = {
-    "Q4_0": Block(32, 18, (0,), 18),
-    "Q4_1": Block(32, 20, (0, 2), 20),
-    "Q5_0": Block(32, 22, (0,), 22),
-    "Q5_1": Block(32, 24, (0, 2), 24),
-    "Q8_0": Block(32, 34, (0,), 34),
-}
 QUANTIZED_TYPES = tuple(BLOCKS)
 TYPES = FLOAT_TYPES + QUANTIZED_TYPES
+TYPES_WITH_QUANTISER = tuple(coding for coding in TYPES if coding not in TYPES_WITHOUT_QUANTISER)
 
 
 def whole_blocks(coding: str, columns: int) -> int:
@@ -73,6 +53,10 @@ def dequantize(coding: str, data: Bytes, rows: int) -> Floats:
 def random_matrix(
     coding: str, rows: int, columns: int, *, seed: int = 0, threads: int = 1, spread: float = 1.0
 ) -> Matrix:
-    """Normally distributed weights."""
-    values = (np.random.default_rng(seed).standard_normal((rows, columns)) * spread).astype(np.float32)
+    """Weights with a deviation of `spread`, normally distributed where there is a quantiser."""
+    random = np.random.default_rng(seed)
+    if coding in TYPES_WITHOUT_QUANTISER:
+        data = random_blocks(random, coding, rows, columns, spread).reshape(-1)
+        return packed(coding, data, rows, columns, threads)
+    values = (random.standard_normal((rows, columns)) * spread).astype(np.float32)
     return packed(coding, quantize(values, coding), rows, columns, threads)

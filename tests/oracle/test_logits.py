@@ -15,6 +15,8 @@ from oracle.teacher_forced import log_softmax, paged_logits
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 POSITIONS = 1200
+SUPERBLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "head_dim": 64}
+"""Rows of whole superblocks of 256 weights, which some types are made of."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,13 @@ def test_real_text_on_smollm2_is_close_to_float64(smollm2: Model, smollm2_path: 
         pytest.param({"weight_type": "Q5_0"}, id="q5_0"),
         pytest.param({"weight_type": "Q5_1"}, id="q5_1"),
         pytest.param({"weight_type": "Q8_0"}, id="q8_0"),
+        pytest.param({"weight_type": "Q2_K", **SUPERBLOCKS}, id="q2_k"),
+        pytest.param({"weight_type": "Q3_K", **SUPERBLOCKS}, id="q3_k"),
+        pytest.param({"weight_type": "Q4_K", **SUPERBLOCKS}, id="q4_k"),
+        pytest.param({"weight_type": "Q5_K", **SUPERBLOCKS}, id="q5_k"),
+        pytest.param({"weight_type": "Q6_K", **SUPERBLOCKS}, id="q6_k"),
+        pytest.param({"weight_type": "IQ4_NL"}, id="iq4_nl"),
+        pytest.param({"weight_type": "IQ4_XS", **SUPERBLOCKS}, id="iq4_xs"),
         pytest.param({"weight_type": "Q4_0", "embedding_type": "Q8_0", "tied": True}, id="tied"),
         pytest.param({"num_heads": 4, "num_kv_heads": 4}, id="one-query-a-key"),
         pytest.param({"num_heads": 6, "num_kv_heads": 2}, id="three-queries-a-key"),

@@ -86,10 +86,13 @@ def measure_matmuls(
     say: Callable[[str], None],
 ) -> Iterator[MatmulResult]:
     """rows: each at most ROW_TILE. cold_bytes: weights that, read in turn, push each other out of every
-    cache."""
+    cache. Shapes whose rows a type's blocks do not fill are left out."""
     for type_ in types:
         for shape in shapes:
             say(f"{shape.model} {shape.name} {type_}")
+            if type_ in _BLOCKS and shape.in_features % _BLOCKS[type_][0] != 0:
+                say(f"left out: rows of {shape.in_features} are not whole blocks of {_BLOCKS[type_][0]}")
+                continue
             weights = _Copies(pool, shape, type_, cold_bytes)
             empty = RecordedProgram(pool, instruction_set, shape.in_features)
             empty.bind_nothing()
@@ -176,6 +179,13 @@ _BLOCKS: dict[str, tuple[int, int, dict[int, float]]] = {
     "Q5_0": (32, 22, {0: 0.005}),
     "Q5_1": (32, 24, {0: 0.005, 2: -0.08}),
     "Q8_0": (32, 34, {0: 0.001}),
+    "Q2_K": (256, 84, {80: 0.004, 82: 0.006}),
+    "Q3_K": (256, 110, {108: 0.001}),
+    "Q4_K": (256, 144, {0: 0.0003, 2: 0.002}),
+    "Q5_K": (256, 176, {0: 0.00015, 2: 0.002}),
+    "Q6_K": (256, 210, {208: 0.00005}),
+    "IQ4_NL": (32, 18, {0: 0.001}),
+    "IQ4_XS": (256, 136, {0: 0.00005}),
 }
 
 

@@ -14,7 +14,24 @@ constexpr int kPanelColumns = 32;  // of a panel
 constexpr int kGroup = 32;         // activations that share one scale
 constexpr int kRunTokens = 256;    // positions whose attention state is computed from scratch, then folded
 
-enum class WeightType : int { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kCount };
+enum class WeightType : int {
+    kF32,
+    kF16,
+    kBF16,
+    kQ4_0,
+    kQ4_1,
+    kQ5_0,
+    kQ5_1,
+    kQ8_0,
+    kQ2_K,
+    kQ3_K,
+    kQ4_K,
+    kQ5_K,
+    kQ6_K,
+    kIQ4_NL,
+    kIQ4_XS,
+    kCount
+};
 
 // The largest value of a group of activations, which keeps a code of its own: quantised weights meet 8-bit
 // codes, and one outlier would leave the 31 others few steps. `offset` and `shift` say where its weights

@@ -15,7 +15,22 @@ inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     for (int c = 0; c < count; ++c) out[c] = accumulate ? out[c] + v[c] : v[c];
 }
 
-// dot[j][r] lane c = sum over a group of (code - offset) * row code, the wide code's product included.
+// The 8 columns' sub-scales, and sub-minima, of half `half` of a group, from the group's bytes after its
+// codes.
+template <WeightType kType>
+inline I32x8 sub_scales(const uint8_t* scales, int half) {
+    const I32x8 bytes = load(reinterpret_cast<const int8_t*>(scales) + 8 * half);
+    return weight_layout(kType).nibbles ? bits(bytes, 0, 4) : bytes;
+}
+template <WeightType kType>
+inline I32x8 sub_minima(const uint8_t* scales, int half) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(scales) + 8 * half;
+    return kLayout.nibbles ? bits(load(bytes), 4, 4) : load(bytes + 8 * kLayout.sub_scales);
+}
+
+// dot[j][r] lane c = sum over a group of value * row code, the wide code's product included. Two sub-scales
+// of a group are multiplied in here, exactly: |sub-scale| <= 128, and half a group sums to less than 2^22.
 template <WeightType kType, int kRows, int kTiles>
 inline void dot_group(const uint8_t* group, const int8_t* const (&rows)[kRows],
                       const WideCode* const (&wide)[kRows], const int32_t (&sums)[kRows],
@@ -23,12 +38,38 @@ inline void dot_group(const uint8_t* group, const int8_t* const (&rows)[kRows],
     constexpr WeightLayout kLayout = weight_layout(kType);
     constexpr int kBytes = kLayout.group_bytes();
     int32_t start[kRows];
-    for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * sums[r];
-    dot_codes<kType, 0, 8>(group, rows, start, dot);
-    for (int r = 0; r < kRows; ++r)
+    if constexpr (kLayout.sub_scales == 2) {
+        I32x8 half[kTiles][kRows];
+        for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * wide[r]->first_half_sum;
+        dot_codes<kType, 0, 4>(group, rows, start, dot);
         for (int j = 0; j < kTiles; ++j)
-            dot[j][r] =
-                add(dot[j][r], times_code(wide_values<kType>(group + j * kBytes, *wide[r]), *wide[r]));
+            for (int r = 0; r < kRows; ++r)
+                dot[j][r] = mul(dot[j][r], sub_scales<kType>(group + j * kBytes + kLayout.code_bytes(), 0));
+        for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * (sums[r] - wide[r]->first_half_sum);
+        dot_codes<kType, 4, 8>(group, rows, start, half);
+        for (int j = 0; j < kTiles; ++j) {
+            const uint8_t* tile = group + j * kBytes;
+            const I32x8 scale = sub_scales<kType>(tile + kLayout.code_bytes(), 1);
+            for (int r = 0; r < kRows; ++r) {
+                const I32x8 product = times_code(wide_values<kType>(tile, *wide[r]), *wide[r]);
+                dot[j][r] = add(
+                    add(dot[j][r], mul(half[j][r], scale)),
+                    mul(product, sub_scales<kType>(tile + kLayout.code_bytes(), wide[r]->at / (kGroup / 2))));
+            }
+        }
+    } else {
+        if constexpr (kLayout.table) {
+            for (int r = 0; r < kRows; ++r) start[r] = sums[r] - wide[r]->code;
+            dot_table<kType>(group, rows, start, dot);
+        } else {
+            for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * sums[r];
+            dot_codes<kType, 0, 8>(group, rows, start, dot);
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int j = 0; j < kTiles; ++j)
+                dot[j][r] =
+                    add(dot[j][r], times_code(wide_values<kType>(group + j * kBytes, *wide[r]), *wide[r]));
+    }
 }
 
 // kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
@@ -82,12 +123,22 @@ inline void quantized_tiles(const MatmulTask& t, const uint8_t* panel, int tile,
             F32x8 scale = load(reinterpret_cast<const Half*>(halves));
             F32x8 minimum = zero_f32();
             if constexpr (kLayout.minimum) minimum = load(reinterpret_cast<const Half*>(halves + 16));
+            if constexpr (kLayout.sub_scales == 1) {
+                scale = mul(scale, to_float(sub_scales<kType>(scales, 0)));
+                if constexpr (kLayout.minimum) minimum = mul(minimum, to_float(sub_minima<kType>(scales, 0)));
+            }
             for (int r = 0; r < kRows; ++r) {
                 const int64_t at = static_cast<int64_t>(row + r) * groups + g;
                 const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
                 acc[j][r] = fma(to_float(dot[j][r]), mul(scale, broadcast(row_scale)), acc[j][r]);
-                if constexpr (kLayout.minimum)
+                if constexpr (kLayout.minimum && kLayout.sub_scales == 2) {
+                    const int32_t first = a.wide[at].first_half_sum, second = a.sums[at] - first;
+                    const I32x8 sum = add(mul(sub_minima<kType>(scales, 0), broadcast(first)),
+                                          mul(sub_minima<kType>(scales, 1), broadcast(second)));
+                    acc[j][r] = fma(to_float(sum), mul(minimum, broadcast(row_scale)), acc[j][r]);
+                } else if constexpr (kLayout.minimum) {
                     acc[j][r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[j][r]);
+                }
             }
         }
     }

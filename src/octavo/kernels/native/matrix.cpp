@@ -24,8 +24,9 @@ struct TypeFacts {
 };
 
 constexpr TypeFacts kFacts[] = {
-    {"F32", 1, 4},    {"F16", 1, 2},    {"BF16", 1, 2},   {"Q4_0", 32, 18},
-    {"Q4_1", 32, 20}, {"Q5_0", 32, 22}, {"Q5_1", 32, 24}, {"Q8_0", 32, 34},
+    {"F32", 1, 4},      {"F16", 1, 2},      {"BF16", 1, 2},     {"Q4_0", 32, 18},   {"Q4_1", 32, 20},
+    {"Q5_0", 32, 22},   {"Q5_1", 32, 24},   {"Q8_0", 32, 34},   {"Q2_K", 256, 84},  {"Q3_K", 256, 110},
+    {"Q4_K", 256, 144}, {"Q5_K", 256, 176}, {"Q6_K", 256, 210}, {"IQ4_NL", 32, 18}, {"IQ4_XS", 256, 136},
 };
 static_assert(std::size(kFacts) == static_cast<size_t>(WeightType::kCount));
 
@@ -51,7 +52,8 @@ float half_at(const uint8_t* p) { return half_to_float(raw_half(p)); }
 // One block of a file, its codes in order of k.
 struct SourceBlock {
     Half scale, minimum;
-    uint8_t codes[kGroup];
+    int8_t sub_scales[16], sub_minima[16];  // in order of k
+    uint8_t codes[256];
 };
 
 // 32 codes of 4 bits: k and k + 16 share a byte.
@@ -61,6 +63,30 @@ void read_nibbles(const uint8_t* from, uint8_t* codes) {
         codes[16 + i] = from[i] >> 4;
     }
 }
+
+// Codes of which 32 bytes hold those of 32 consecutive k in bits [shift, shift + bits).
+void read_32(const uint8_t* from, int shift, int bits, uint8_t* codes) {
+    for (int k = 0; k < 32; ++k) codes[k] = from[k] >> shift & ((1 << bits) - 1);
+}
+
+// The same for bits that come above `low` others.
+void add_high_bits(const uint8_t* from, int shift, int bits, int low, uint8_t* codes) {
+    for (int k = 0; k < 32; ++k)
+        codes[k] |= static_cast<uint8_t>((from[k] >> shift & ((1 << bits) - 1)) << low);
+}
+
+// Six bits each, scales and minima of eight groups in 12 bytes (Q4_K, Q5_K).
+void read_scales_and_minima(const uint8_t* p, SourceBlock& block) {
+    for (int g = 0; g < 4; ++g) {
+        block.sub_scales[g] = p[g] & 63;
+        block.sub_minima[g] = p[4 + g] & 63;
+        block.sub_scales[4 + g] = static_cast<int8_t>((p[8 + g] & 15) | (p[g] >> 6) << 4);
+        block.sub_minima[4 + g] = static_cast<int8_t>(p[8 + g] >> 4 | (p[4 + g] >> 6) << 4);
+    }
+}
+
+// A scale that the file subtracts is added here.
+Half negated(Half h) { return {static_cast<uint16_t>(h.bits ^ 0x8000u)}; }
 
 void read_fifth_bits(const uint8_t* from, uint8_t* codes) {
     for (int k = 0; k < 32; ++k) codes[k] |= (from[k / 8] >> k % 8 & 1) << 4;
@@ -82,6 +108,56 @@ void read_block(WeightType type, const uint8_t* p, SourceBlock& block) {
             block.minimum = raw_half(p + 2);
             read_nibbles(p + 8, block.codes);
             return read_fifth_bits(p + 4, block.codes);
+        case WeightType::kQ2_K:
+            for (int i = 0; i < 16; ++i) {
+                block.sub_scales[i] = p[i] & 15;
+                block.sub_minima[i] = static_cast<int8_t>(p[i] >> 4);
+            }
+            for (int g = 0; g < 8; ++g) read_32(p + 16 + g / 4 * 32, g % 4 * 2, 2, block.codes + 32 * g);
+            block.scale = raw_half(p + 80);
+            block.minimum = negated(raw_half(p + 82));
+            return;
+        case WeightType::kQ3_K:
+            for (int i = 0; i < 16; ++i) {
+                const int low = p[96 + i % 8] >> i / 8 * 4 & 15, high = p[104 + i % 4] >> i / 4 * 2 & 3;
+                block.sub_scales[i] = static_cast<int8_t>((low | high << 4) - 32);
+            }
+            for (int g = 0; g < 8; ++g) {
+                read_32(p + 32 + g / 4 * 32, g % 4 * 2, 2, block.codes + 32 * g);
+                add_high_bits(p, g, 1, 2, block.codes + 32 * g);
+            }
+            block.scale = raw_half(p + 108);
+            return;
+        case WeightType::kQ4_K:
+        case WeightType::kQ5_K: {
+            const bool fifth = type == WeightType::kQ5_K;
+            block.minimum = negated(raw_half(p + 2));
+            read_scales_and_minima(p + 4, block);
+            const uint8_t* low = p + (fifth ? 48 : 16);
+            for (int g = 0; g < 8; ++g) {
+                read_32(low + g / 2 * 32, g % 2 * 4, 4, block.codes + 32 * g);
+                if (fifth) add_high_bits(p + 16, g, 1, 4, block.codes + 32 * g);
+            }
+            return;
+        }
+        case WeightType::kQ6_K:
+            for (int g = 0; g < 8; ++g) {
+                const int half = g / 4;
+                read_32(p + 64 * half + g % 2 * 32, g % 4 / 2 * 4, 4, block.codes + 32 * g);
+                add_high_bits(p + 128 + 32 * half, g % 4 * 2, 2, 4, block.codes + 32 * g);
+            }
+            std::memcpy(block.sub_scales, p + 192, 16);
+            block.scale = raw_half(p + 208);
+            return;
+        case WeightType::kIQ4_NL:
+            return read_nibbles(p + 2, block.codes);
+        case WeightType::kIQ4_XS:
+            for (int g = 0; g < 8; ++g) {
+                const int low = p[4 + g / 2] >> g % 2 * 4 & 15, high = p[2 + g / 4] >> g % 4 * 2 & 3;
+                block.sub_scales[g] = static_cast<int8_t>((low | high << 4) - 32);
+                read_nibbles(p + 8 + 16 * g, block.codes + 32 * g);
+            }
+            return;
         default:  // Q8_0
             std::memcpy(block.codes, p + 2, kGroup);
     }
@@ -95,13 +171,29 @@ void write_plane(const uint8_t* codes, int from, int column, uint8_t* plane) {
             static_cast<uint8_t>((codes[k] >> from & ((1 << kBits) - 1)) << plane_shift(kBits, k));
 }
 
+// The bytes after a group's codes.
+void write_sub_scales(const WeightLayout& layout, const SourceBlock& block, int g, int column,
+                      uint8_t* bytes) {
+    const int n = layout.sub_scales;
+    for (int half = 0; half < n; ++half) {
+        const int8_t scale = block.sub_scales[g * n + half], minimum = block.sub_minima[g * n + half];
+        bytes[8 * half + column] = static_cast<uint8_t>(layout.nibbles ? scale | minimum << 4 : scale);
+        if (layout.minimum && !layout.nibbles) bytes[8 * (n + half) + column] = static_cast<uint8_t>(minimum);
+    }
+}
+
 void write_codes(const WeightLayout& layout, const uint8_t* codes, int column, uint8_t* group) {
     if (layout.low_bits == 8) {
         for (int k = 0; k < kGroup; ++k) group[k / 2 * 16 + 2 * column + k % 2] = codes[k];
         return;
     }
-    write_plane<4>(codes, 0, column, group);
-    if (layout.high_bits == 1) write_plane<1>(codes, 4, column, group + 128);
+    uint8_t* high = group + 32 * layout.low_bits;
+    if (layout.low_bits == 4)
+        write_plane<4>(codes, 0, column, group);
+    else
+        write_plane<2>(codes, 0, column, group);
+    if (layout.high_bits == 1) write_plane<1>(codes, layout.low_bits, column, high);
+    if (layout.high_bits == 2) write_plane<2>(codes, layout.low_bits, column, high);
 }
 
 // The value that scales multiply.
@@ -112,7 +204,7 @@ int value_at(const WeightLayout& layout, const uint8_t* group, int column, int k
     };
     int code = bits(group, layout.low_bits);
     if (layout.high_bits > 0) code |= bits(group + 32 * layout.low_bits, layout.high_bits) << layout.low_bits;
-    return code - layout.offset;
+    return layout.table ? kTableValues[code] : code - layout.offset;
 }
 
 }  // namespace
@@ -207,11 +299,16 @@ void Matrix::pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) co
             read_block(type_, source, block);
             if (!std::isfinite(half_to_float(block.scale)) || !std::isfinite(half_to_float(block.minimum)))
                 *bad_row = row;
-            uint8_t* group = out + tile * layout.group_bytes();
-            write_codes(layout, block.codes, c, group);
-            uint8_t* scales = group + layout.code_bytes();
-            std::memcpy(scales + 2 * c, &block.scale, 2);
-            if (layout.minimum) std::memcpy(scales + 16 + 2 * c, &block.minimum, 2);
+            uint8_t* groups = out + kPanelTiles * layout.header_bytes() + tile * layout.group_bytes();
+            for (int g = 0; g < layout.groups; ++g) {
+                uint8_t* group = groups + g * kPanelTiles * layout.group_bytes();
+                write_codes(layout, block.codes + g * kGroup, c, group);
+                write_sub_scales(layout, block, g, c, group + layout.code_bytes());
+            }
+            uint8_t* halves =
+                layout.header_bytes() > 0 ? out + tile * layout.header_bytes() : groups + layout.code_bytes();
+            std::memcpy(halves + 2 * c, &block.scale, 2);
+            if (layout.minimum) std::memcpy(halves + 16 + 2 * c, &block.minimum, 2);
         }
     }
 }
@@ -237,13 +334,27 @@ void Matrix::dequantize_row(int64_t index, float* out) const {
             }
             continue;
         }
-        const uint8_t* group = at + tile * layout.group_bytes();
-        const uint8_t* scales = group + layout.code_bytes();
-        const float scale = half_at(scales + 2 * c);
-        const float minimum = layout.minimum ? half_at(scales + 16 + 2 * c) : 0.0f;
-        for (int k = 0; k < kGroup; ++k) {
-            out[k] = scale * static_cast<float>(value_at(layout, group, c, k));
-            if (layout.minimum) out[k] += minimum;
+        const uint8_t* group = at + kPanelTiles * layout.header_bytes() + tile * layout.group_bytes();
+        const uint8_t* halves =
+            layout.header_bytes() > 0 ? at + tile * layout.header_bytes() : group + layout.code_bytes();
+        const float scale = half_at(halves + 2 * c);
+        const float minimum = layout.minimum ? half_at(halves + 16 + 2 * c) : 0.0f;
+        float* to = out;
+        for (int g = 0; g < layout.groups; ++g, group += kPanelTiles * layout.group_bytes(), to += kGroup) {
+            const uint8_t* bytes = group + layout.code_bytes() + c;
+            float s = scale, m = minimum;
+            for (int k = 0; k < kGroup; ++k) {
+                if (layout.sub_scales > 0 && k % (kGroup / layout.sub_scales) == 0) {
+                    const int half = k * layout.sub_scales / kGroup;
+                    const uint8_t sub = bytes[8 * half];
+                    s = scale * static_cast<float>(layout.nibbles ? sub & 15 : static_cast<int8_t>(sub));
+                    if (layout.minimum)
+                        m = minimum * static_cast<float>(
+                                          layout.nibbles ? sub >> 4 : bytes[8 * (layout.sub_scales + half)]);
+                }
+                to[k] = s * static_cast<float>(value_at(layout, group, c, k));
+                if (layout.minimum) to[k] += m;
+            }
         }
     }
 }

@@ -14,7 +14,10 @@ template <WeightType kType, int kFirst>
 class CodeReader {
   public:
     void start(const uint8_t* group) {
-        low_ = group + 16 * kFirst;
+        if constexpr (kLow == 4)
+            next_ = group + 16 * kFirst;
+        else
+            low_ = load32(group + kFirst * kLow / 8 * 32);
         if constexpr (kHigh > 0) {
             high_ = load32(group + 32 * kLow + kFirst * kHigh / 8 * 32);
             if constexpr (kFirst * kHigh % 8 > 0) high_ = _mm256_srli_epi16(high_, kFirst * kHigh % 8);
@@ -22,10 +25,14 @@ class CodeReader {
     }
 
     void next(__m256i& first, __m256i& second) {
-        const __m256i both = load32(low_), low = _mm256_set1_epi8(15);
-        low_ += 32;
-        first = _mm256_and_si256(both, low);
-        second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        const __m256i low = _mm256_set1_epi8((1 << kLow) - 1);
+        if constexpr (kLow == 4) {
+            low_ = load32(next_);
+            next_ += 32;
+        }
+        first = _mm256_and_si256(low_, low);
+        second = _mm256_and_si256(_mm256_srli_epi16(low_, kLow), low);
+        if constexpr (kLow < 4) low_ = _mm256_srli_epi16(low_, 2 * kLow);
         if constexpr (kHigh > 0) {
             const __m256i mask = _mm256_set1_epi8(static_cast<char>(((1 << kHigh) - 1) << kLow));
             first = _mm256_or_si256(first, _mm256_and_si256(_mm256_slli_epi16(high_, kLow), mask));
@@ -41,11 +48,16 @@ class CodeReader {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     }
 
-    const uint8_t* low_;
-    __m256i high_;
+    const uint8_t* next_;
+    __m256i low_, high_;
 };
 
-// Lane c = the code of the wide code's weight in column c.
+// kTableValues in both halves.
+inline __m256i table_values() {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTableValues)));
+}
+
+// Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
 template <WeightType kType>
 inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
     constexpr WeightLayout kLayout = weight_layout(kType);
@@ -54,13 +66,18 @@ inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
                                                   _mm256_set1_epi32(shift)),
                                 _mm256_set1_epi32((1 << bits) - 1));
     };
-    __m256i code = lanes(group + wide.offset, wide.shift, 4);
-    if constexpr (kLayout.high_bits > 0) {
-        const uint8_t* plane = group + 32 * kLayout.low_bits + plane_byte(kLayout.high_bits, 0, wide.at & ~3);
-        const int shift = wide.at % 4 * 8 + plane_shift(kLayout.high_bits, wide.at);
-        code = _mm256_or_si256(code,
-                               _mm256_slli_epi32(lanes(plane, shift, kLayout.high_bits), kLayout.low_bits));
-    }
+    const auto plane = [&](const uint8_t* from, int bits) {
+        return lanes(from + plane_byte(bits, 0, wide.at & ~3), wide.at % 4 * 8 + plane_shift(bits, wide.at),
+                     bits);
+    };
+    __m256i code =
+        kLayout.low_bits == 4 ? lanes(group + wide.offset, wide.shift, 4) : plane(group, kLayout.low_bits);
+    if constexpr (kLayout.high_bits > 0)
+        code = _mm256_or_si256(
+            code,
+            _mm256_slli_epi32(plane(group + 32 * kLayout.low_bits, kLayout.high_bits), kLayout.low_bits));
+    if constexpr (kLayout.table)
+        code = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_shuffle_epi8(table_values(), code), 24), 24);
     return {code};
 }
 

@@ -12,7 +12,7 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     constexpr int kSteps = kMost < kLast - kFirst ? kMost : kLast - kFirst;  // added in 16 bits
     static_assert((kLast - kFirst) % kSteps == 0);
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sum[kTiles][kRows];
+    __m256i sum[kTiles][kRows] = {};
     CodeReader<kType, kFirst> codes[kTiles];
     for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
     for (int chunk = kFirst; chunk < kLast; chunk += kSteps) {
@@ -34,6 +34,35 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
                 const __m256i wide = _mm256_madd_epi16(sum[t][r], ones);
                 out[t][r].v =
                     _mm256_add_epi32(chunk == kFirst ? _mm256_set1_epi32(start[r]) : out[t][r].v, wide);
+            }
+        }
+    }
+}
+
+// out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. Each pair may fill 16 bits (2 * 127
+// * 127), so each is widened. The last argument, sums of the row codes, serves paths with unsigned tables.
+template <WeightType kType, int kRows, int kTiles>
+inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
+                      I32x8 (&out)[kTiles][kRows]) {
+    const __m256i ones = _mm256_set1_epi16(1), table = table_values();
+    CodeReader<kType, 0> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    for (int r = 0; r < kRows; ++r)
+        for (int t = 0; t < kTiles; ++t) out[t][r] = zero_i32();
+    for (int step = 0; step < 8; step += 2) {
+        __m256i values[2][kTiles];
+        for (int t = 0; t < kTiles; ++t) {
+            codes[t].next(values[0][t], values[1][t]);
+            for (int i = 0; i < 2; ++i) values[i][t] = _mm256_shuffle_epi8(table, values[i][t]);
+        }
+        for (int i = 0; i < 2; ++i) {
+            for (int r = 0; r < kRows; ++r) {
+                const __m256i a = broadcast4(rows[r] + 4 * (step + i));
+                for (int t = 0; t < kTiles; ++t) {
+                    const __m256i pair = _mm256_maddubs_epi16(_mm256_abs_epi8(values[i][t]),
+                                                              _mm256_sign_epi8(a, values[i][t]));
+                    out[t][r].v = _mm256_add_epi32(out[t][r].v, _mm256_madd_epi16(pair, ones));
+                }
             }
         }
     }

@@ -16,11 +16,14 @@ inline int32_t code_at(const uint8_t* group, int c, int k) {
     return code;
 }
 
-// Lane c = the code of the wide code's weight in column c.
+// Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
 template <WeightType kType>
 inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
     I32x8 values;
-    for (int c = 0; c < 8; ++c) values.v[c] = code_at<kType>(group, c, wide.at);
+    for (int c = 0; c < 8; ++c) {
+        const int32_t code = code_at<kType>(group, c, wide.at);
+        values.v[c] = weight_layout(kType).table ? kTableValues[code & 15] : code;
+    }
     return values;
 }
 
@@ -42,6 +45,24 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
             for (int r = 0; r < kRows; ++r) {
                 int32_t sum = start[r];
                 for (int k = 4 * kFirst; k < 4 * kLast; ++k) sum += codes[k] * rows[r][k];
+                out[t][r].v[c] = sum;
+            }
+        }
+    }
+}
+
+// out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. The last argument, sums of the row
+// codes, serves paths with unsigned tables.
+template <WeightType kType, int kRows, int kTiles>
+inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
+                      I32x8 (&out)[kTiles][kRows]) {
+    for (int t = 0; t < kTiles; ++t, group += weight_layout(kType).group_bytes()) {
+        for (int c = 0; c < 8; ++c) {
+            int32_t values[kGroup];
+            for (int k = 0; k < kGroup; ++k) values[k] = kTableValues[code_at<kType>(group, c, k)];
+            for (int r = 0; r < kRows; ++r) {
+                int32_t sum = 0;
+                for (int k = 0; k < kGroup; ++k) sum += values[k] * rows[r][k];
                 out[t][r].v[c] = sum;
             }
         }

@@ -30,6 +30,30 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     }
 }
 
+// out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. vpdpbusd multiplies unsigned bytes:
+// 128 is added to the values and taken from the sum, of which `sums` are the row codes' sums.
+template <WeightType kType, int kRows, int kTiles>
+inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&sums)[kRows],
+                      I32x8 (&out)[kTiles][kRows]) {
+    const __m256i table = _mm256_xor_si256(table_values(), _mm256_set1_epi8(-128));
+    CodeReader<kType, 0> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    for (int r = 0; r < kRows; ++r)
+        for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(-128 * sums[r]);
+    for (int step = 0; step < 8; step += 2) {
+        __m256i first[kTiles], second[kTiles];
+        for (int t = 0; t < kTiles; ++t) {
+            codes[t].next(first[t], second[t]);
+            first[t] = _mm256_shuffle_epi8(table, first[t]);
+            second[t] = _mm256_shuffle_epi8(table, second[t]);
+        }
+        for (int r = 0; r < kRows; ++r) {
+            const __m256i a = broadcast4(rows[r] + 4 * step), b = broadcast4(rows[r] + 4 * step + 4);
+            for (int t = 0; t < kTiles; ++t) out[t][r].v = dot4(dot4(out[t][r].v, first[t], a), second[t], b);
+        }
+    }
+}
+
 template <int kRows, int kTiles, int kTileBytes>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
     for (int t = 0; t < kTiles; ++t)

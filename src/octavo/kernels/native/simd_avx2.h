@@ -44,6 +44,14 @@ inline I32x8 zero_i32() { return {_mm256_setzero_si256()}; }
 inline I32x8 broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
 inline I32x8 add(I32x8 a, I32x8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I32x8 sub(I32x8 a, I32x8 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline I32x8 mul(I32x8 a, I32x8 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+inline I32x8 load(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+// Bits [from, from + count) of each lane.
+inline I32x8 bits(I32x8 a, int from, int count) {
+    return {_mm256_and_si256(_mm256_srli_epi32(a.v, from), _mm256_set1_epi32((1 << count) - 1))};
+}
 inline void store(int32_t* p, I32x8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 
 // The first lane of a that equals x, 8 if none does.

@@ -101,6 +101,19 @@ inline I32x8 sub(I32x8 a, I32x8 b) {
     I32x8 r;
     OCTAVO_LANES(a.v[i] - b.v[i]);
 }
+inline I32x8 mul(I32x8 a, I32x8 b) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] * b.v[i]);
+}
+inline I32x8 load(const int8_t* p) {
+    I32x8 r;
+    OCTAVO_LANES(p[i]);
+}
+// Bits [from, from + count) of each lane.
+inline I32x8 bits(I32x8 a, int from, int count) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] >> from & ((1 << count) - 1));
+}
 inline void store(int32_t* p, I32x8 a) {
     for (int i = 0; i < 8; ++i) p[i] = a.v[i];
 }

@@ -6,6 +6,9 @@
 //   | headers of tile 0, 1, 2, 3 | group 0: tile 0, 1, 2, 3 | group 1: tile 0, 1, 2, 3 | ...
 //   header: | 8 x f16 scale | 8 x f16 minimum |                only where superblocks have 8 groups
 //   group:  | low bits | high bits | scales and minima |
+//           as the header's halves; where there is a header, bytes: sub-scales of the 8 columns (of both
+//           halves of the group where there are two), then sub-minima likewise. A minimum that the file
+//           subtracts is stored negated.
 // A plane of B bits a code is B vectors of 32 bytes: byte 4c + i of a vector belongs to column c and k = 4s +
 // i for 8 / B consecutive steps s, the first in the lowest bits.
 
@@ -44,6 +47,20 @@ constexpr WeightLayout weight_layout(WeightType type) {
             return {.low_bits = 4, .high_bits = 1, .minimum = true};
         case WeightType::kQ8_0:
             return {.low_bits = 8};
+        case WeightType::kQ2_K:
+            return {.low_bits = 2, .minimum = true, .groups = 8, .sub_scales = 2, .nibbles = true};
+        case WeightType::kQ3_K:
+            return {.low_bits = 2, .high_bits = 1, .offset = 4, .groups = 8, .sub_scales = 2};
+        case WeightType::kQ4_K:
+            return {.low_bits = 4, .minimum = true, .groups = 8, .sub_scales = 1};
+        case WeightType::kQ5_K:
+            return {.low_bits = 4, .high_bits = 1, .minimum = true, .groups = 8, .sub_scales = 1};
+        case WeightType::kQ6_K:
+            return {.low_bits = 4, .high_bits = 2, .offset = 32, .groups = 8, .sub_scales = 2};
+        case WeightType::kIQ4_NL:
+            return {.low_bits = 4, .table = true};
+        case WeightType::kIQ4_XS:
+            return {.low_bits = 4, .table = true, .groups = 8, .sub_scales = 1};
         default:
             return {};
     }
@@ -52,3 +69,7 @@ constexpr WeightLayout weight_layout(WeightType type) {
 // Where the bits of value `k` of column c stand in a plane of `bits`: a byte and a shift.
 constexpr int plane_byte(int bits, int c, int k) { return k / 4 * bits / 8 * 32 + 4 * c + k % 4; }
 constexpr int plane_shift(int bits, int k) { return k / 4 * bits % 8; }
+
+// What the codes of IQ4_NL and IQ4_XS stand for (ggml-common.h of llama.cpp).
+constexpr int8_t kTableValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
