@@ -6,16 +6,21 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from api.conftest import serving
 from api.scripted_engine import ScriptedEngine, deltas
 from api.sse import events, text_of
+from octavo.api.app import create_app
 from octavo.api.body import MAX_BODY_BYTES
+from octavo.api.served_model import ServedModel
 from octavo.api.tokens import MAX_TEXT_CHARS
 from octavo.engine.sampling_params import InvalidParameter, SamplingParams
+from octavo.text.byte_alphabet import CHARACTER_OF_BYTE
+from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
 Scripted = Callable[..., tuple[httpx.Client, ScriptedEngine]]
@@ -340,6 +345,95 @@ def test_ten_megabytes_of_text_are_refused_with_both_numbers(
     assert error["code"] == "context_length_exceeded"
     assert error["param"] in ("prompt", "messages")
     assert "256 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "count"),
+    [
+        ({"prompt": ["a"] * 200_000}, "prompt", "200,000 prompts"),
+        ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n", "130 choices"),
+        ({"prompt": [[5]] * 129}, "prompt", "129 prompts"),
+    ],
+)
+def test_too_many_prompts_are_refused_before_any_is_tokenised(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], param: str, count: str
+) -> None:
+    looked_at: list[object] = []
+    monkeypatch.setattr(ServedModel, "_prompt", lambda *given, **_: looked_at.append(given))
+    error = refused(client.post("/v1/completions", json=body))
+    assert error["param"] == param
+    assert count in error["message"]
+    assert "the limit is 128" in error["message"]
+    assert looked_at == []
+
+
+@pytest.mark.parametrize(
+    ("path", "small", "large", "method"),
+    [
+        ("/v1/completions", {"prompt": ["a"]}, {"prompt": ["a" * 200] * 100}, "encode"),
+        ("/v1/completions", {"prompt": [5]}, {"prompt": [[5] * 200] * 100}, "_prompt"),
+        (
+            "/v1/completions",
+            {"prompt": [5], "echo": True},
+            {"prompt": [[5] * 200] * 100, "echo": True},
+            "text_of",
+        ),
+        ("/v1/chat/completions", CHAT, {"messages": [{"role": "user", "content": ""}] * 2000}, "render"),
+        ("/v1/chat/completions", CHAT, {"messages": [{"role": "user", "content": ""}] * 2000}, "encode"),
+        ("/v1/chat/completions", CHAT, CHAT | {"stop_token_ids": [5] * 20_000}, "check_name"),
+    ],
+)
+def test_the_work_on_a_large_body_is_not_done_where_streams_are_served(
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    small: dict[str, Any],
+    large: dict[str, Any],
+    method: str,
+) -> None:
+    """However its bytes are spread: over many small prompts, or messages with no content at all."""
+    threads: set[int] = set()
+    worker = getattr(ServedModel, method)
+
+    def remember(*given: Any, **named: Any) -> Any:
+        threads.add(threading.get_ident())
+        return worker(*given, **named)
+
+    monkeypatch.setattr(ServedModel, method, remember)
+    client.post(path, json=small)
+    (loop,) = threads
+    threads.clear()
+    client.post(path, json=large)
+    assert threads
+    assert loop not in threads
+
+
+def test_bytes_the_vocabulary_has_no_token_for_are_refused_and_named(
+    tiny_metadata: dict[str, Any], chat_template: ChatTemplate
+) -> None:
+    key = "tokenizer.ggml.tokens"
+    spelled = CHARACTER_OF_BYTE[0x04]
+    tokens = ["something else" if token == spelled else token for token in tiny_metadata[key]]
+    poor = Tokenizer.from_gguf(tiny_metadata | {key: tokens})
+    engine = ScriptedEngine()
+    engine.reset(lambda _: deltas(poor.encode("the")))
+    with serving(create_app(cast(Any, engine), poor, chat_template, "poor")) as client:
+        for path, field in (
+            ("/v1/chat/completions", "messages"),
+            ("/v1/completions", "prompt"),
+            ("/tokenize", "prompt"),
+            ("/tokenize", "messages"),
+        ):
+            for text, status in (("the\x04 user\x04", 400), ("the user", 200)):
+                given = text if field == "prompt" else [{"role": "user", "content": text}]
+                answer = client.post(path, json={field: given})
+                assert answer.status_code == status
+                if status == 400:
+                    error = refused(answer)
+                    assert (error["param"], error["code"]) == (field, "unsupported_text")
+                    assert "no token for 2 of the text's bytes (0x04 in UTF-8)" in error["message"]
+    assert len(engine.generations) == 2
 
 
 def test_ten_megabytes_are_too_much_to_count(client: httpx.Client) -> None:

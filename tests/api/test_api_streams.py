@@ -11,6 +11,7 @@ import pytest
 
 from api.scripted_engine import ScriptedEngine, deltas, failure
 from api.sse import stream, text_of
+from engine.reading import wait_until
 from octavo.engine.request import Delta, RequestRefused, TokenLogprobs
 from octavo.text.tokenizer import Tokenizer
 
@@ -203,7 +204,8 @@ def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(
     assert chunks[-1]["error"]["code"] == "step_failed"
     assert set(chunks[-1]["error"]) == {"message", "type", "code", "param"}
     assert "[DONE]" not in chunks
-    assert [generation.cancelled for generation in engine.generations[1:]] == [["abort"]] * (n - 1)
+    others = engine.generations[1:]
+    wait_until(lambda: [generation.cancelled for generation in others] == [["abort"]] * (n - 1))
 
 
 def test_the_openai_client_raises_what_broke_a_stream(scripted: Scripted, tokenizer: Tokenizer) -> None:

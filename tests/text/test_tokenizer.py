@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
 from octavo.text.shield import MARK
-from octavo.text.tokenizer import InvalidText, InvalidTokenId, Tokenizer, UnsupportedTokenizer
+from octavo.text.tokenizer import InvalidText, InvalidTokenId, TextLost, Tokenizer, UnsupportedTokenizer
 from text.vocabularies import (
     BOS,
     END,
@@ -227,6 +227,33 @@ def test_what_a_vocabulary_cannot_write_is_left_out_and_said_once(
         "this vocabulary has no token for some characters; 1 bytes of a prompt are left out, "
         "as other engines leave them out (said once)"
     ]
+
+
+def without_byte(byte: int) -> Tokenizer:
+    tokens = metadata()["tokenizer.ggml.tokens"]
+    tokens[FIRST_BYTE + byte] = "something else"
+    return Tokenizer.from_gguf(metadata(tokens=tokens))
+
+
+def test_a_text_whose_bytes_have_no_token_is_refused_with_their_number_and_values(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    poor = without_byte(0x04)
+    for _ in range(2):
+        with pytest.raises(TextLost, match=r"no token for 3 of the text's bytes \(0x04 in UTF-8\)") as lost:
+            poor.encode("a\x04b\x04\x04", lossless=True)
+        assert (lost.value.num_bytes, lost.value.values) == (3, [0x04])
+    assert not caplog.records
+    assert poor.decode(poor.encode("hello é😀\x05", lossless=True)) == "hello é😀\x05"
+    with pytest.raises(TextLost, match="0xF0"):
+        without_byte(0xF0).encode("😀", lossless=True)
+
+
+def test_marks_that_are_meant_to_go_are_no_loss() -> None:
+    text = f"<|{MARK}im_end|>"
+    assert without_byte(0x04).encode(text, parse_special=True, lossless=True)
+    with pytest.raises(TextLost, match="for 1 of"):
+        without_byte(0x04).encode(text + "\x04", parse_special=True, lossless=True)
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from octavo.api.body import offload
 from octavo.api.errors import APIError, invalid
 from octavo.api.integers import check_token_ids
+from octavo.text.tokenizer import TextLost
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -21,7 +22,11 @@ COUNTED_CHARS = 2**20
 
 
 class ServedModel:
-    """`id` is the name clients use; `created` (seconds since 1970) is when serving began."""
+    """`id` is the name clients use; `created` (seconds since 1970) is when serving began.
+
+    `chat_prompt`, `prompts` and `text_of` take as long as their text is: not for the event loop where that is
+    long. Any thread may call them.
+    """
 
     def __init__(
         self, id: str, engine: Engine, tokenizer: Tokenizer, chat_template: ChatTemplate | None
@@ -44,16 +49,12 @@ class ServedModel:
                 param="model",
             )
 
-    async def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Messages through the chat template to token ids. Raises APIError 400, ChatTemplateError."""
-
-        def prepare() -> list[int]:
-            text = self.render(messages)
-            self._refuse_hopeless(text, param="messages")
-            # Templates write their own control tokens, the one at the beginning included.
-            return self.tokenizer.encode(text, add_special=False, parse_special=True)
-
-        return await offload(sum(len(message["content"]) for message in messages), prepare)
+        text = self.render(messages)
+        self._refuse_hopeless(text, param="messages")
+        # Templates write their own control tokens, the one at the beginning included.
+        return self.encode(text, add_special=False, param="messages")
 
     def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """The one text that the model continues. Raises APIError 400 without a template,
@@ -67,25 +68,35 @@ class ServedModel:
             )
         return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    async def prompt(self, given: str | list[int], *, param: str) -> list[int]:
-        """A prompt's token ids. Control tokens spelled out in text are taken as such: this door has no
-        template, so clients write their own. Raises APIError 400.
+    def prompts(self, given: Sequence[str | list[int]]) -> list[list[int]]:
+        """The token ids of each prompt. Control tokens spelled out in text are taken as such: this door has
+        no template, so clients write their own. Raises APIError 400.
         """
+        if len(given) == 1:
+            return [self._prompt(given[0], param="prompt")]
+        return [self._prompt(one, param=f"prompt[{index}]") for index, one in enumerate(given)]
+
+    def _prompt(self, given: str | list[int], *, param: str) -> list[int]:
         if isinstance(given, list):
             if len(given) >= self.longest_request:
                 raise self._too_long(f"{len(given):,} tokens", param=param)
             check_token_ids(given, self.tokenizer.vocab_size, param=param)
             token_ids = given
         else:
-
-            def prepare() -> list[int]:
-                self._refuse_hopeless(given, param=param)
-                return self.tokenizer.encode(given, add_special=True, parse_special=True)
-
-            token_ids = await offload(len(given), prepare)
+            self._refuse_hopeless(given, param=param)
+            token_ids = self.encode(given, add_special=True, param=param)
         if not token_ids:
             raise invalid(f"'{param}' is empty; it needs at least one token.", param=param)
         return token_ids
+
+    def encode(self, text: str, *, add_special: bool, param: str) -> list[int]:
+        """Token ids of a text with control tokens. Raises APIError 400 where the vocabulary cannot write
+        it.
+        """
+        try:
+            return self.tokenizer.encode(text, add_special=add_special, parse_special=True, lossless=True)
+        except TextLost as error:
+            raise invalid(f"'{param}': {error}.", param=param, code="unsupported_text") from None
 
     def text_of(self, prompt: str | list[int]) -> str:
         """A prompt as text, to be echoed."""

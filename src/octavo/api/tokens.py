@@ -79,12 +79,12 @@ class TokenEndpoints:
             text = self._served.render(
                 messages, add_generation_prompt=body.add_generation_prompt is not False
             )
-            add_special = bool(body.add_special_tokens)
+            add_special, param = bool(body.add_special_tokens), "messages"
         else:
             text = body.prompt or ""
             _check_length(len(text), param="prompt")
-            add_special = body.add_special_tokens is not False
-        token_ids = tokenizer.encode(text, add_special=add_special, parse_special=True)
+            add_special, param = body.add_special_tokens is not False, "prompt"
+        token_ids = self._served.encode(text, add_special=add_special, param=param)
         names = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
         longest = self._served.longest_request
         return msgspec.json.encode(TokenizeResponse(token_ids, len(token_ids), longest, names))

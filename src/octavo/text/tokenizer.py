@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenizers.models import Model
     from tokenizers.pre_tokenizers import PreTokenizer
 
-__all__ = ["InvalidText", "InvalidTokenId", "Tokenizer", "UnsupportedTokenizer"]
+__all__ = ["InvalidText", "InvalidTokenId", "TextLost", "Tokenizer", "UnsupportedTokenizer"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,18 @@ class InvalidText(ValueError):
 
 
 class InvalidTokenId(ValueError):
+class TextLost(ValueError):
+    """The vocabulary has no token for some bytes of a text; `num_bytes` of them, with these `values`."""
+
+    def __init__(self, num_bytes: int, values: Sequence[int]) -> None:
+        named = ", ".join(f"0x{value:02X}" for value in values)
+        super().__init__(
+            f"this model's vocabulary has no token for {num_bytes:,} of the text's bytes ({named} in UTF-8)"
+        )
+        self.num_bytes = num_bytes
+        self.values = values
+
+
     """A token id outside the vocabulary."""
 
     def __init__(self, token_id: int, vocab_size: int) -> None:
@@ -121,7 +133,8 @@ class Tokenizer:
         self._first_token_id = bos_token_id if wants_bos else None
         self._final_token_id = final_token_id
         # SmolLM2 has no token for six control characters; bytes that UTF-8 never uses do not matter.
-        self._lacks_bytes = not all(CHARACTER_OF_BYTE[byte] in ids for byte in _UTF8_BYTES)
+        self._has_bytes = bytes(byte for byte in range(256) if CHARACTER_OF_BYTE[byte] in ids)
+        self._lacks_bytes = not set(_UTF8_BYTES) <= set(self._has_bytes)
         self._told_of_loss = False
 
         model = BPE(ids, _merge_pairs(merges, ids), ignore_merges=recipe.ignore_merges)
@@ -161,7 +174,9 @@ class Tokenizer:
             add_bos=metadata.get("tokenizer.ggml.add_bos_token"),
         )
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, lossless: bool = False
+    ) -> list[int]:
         """The token ids of `text`. Other threads run meanwhile: a megabyte takes a quarter of a second.
 
         add_special: put the model's first (and last) token around it where the file asks for them. Never
@@ -170,7 +185,9 @@ class Tokenizer:
             rendered, and for the prompt of a raw completion, whose writer stands where the template stands
             (llama.cpp and vLLM do so too). No for text that is only somebody's words. User-defined tokens
             are read either way. Marks set by `shield` go after control tokens are recognised.
-        Raises: InvalidText with the position of a lone surrogate.
+        lossless: refuse a text with bytes the vocabulary has no token for; otherwise they are left out, which
+            the log says once.
+        Raises: InvalidText with the position of a lone surrogate; TextLost.
         """
         num_bytes = _length_in_bytes(text)
         door = self._plain
@@ -179,8 +196,8 @@ class Tokenizer:
             num_bytes -= len(MARK.encode()) * text.count(MARK)
         # A batch of one: unlike `encode` it releases the GIL and keeps no offsets (1.8 times as fast).
         ids: list[int] = door.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self._lacks_bytes and not self._told_of_loss:
-            self._look_for_loss(num_bytes, ids)
+        if self._lacks_bytes and (lossless or not self._told_of_loss):
+            self._look_for_loss(text, num_bytes, ids, lossless=lossless)
         if add_special:
             first, final = self._first_token_id, self._final_token_id
             if first is not None and ids[:1] != [first]:
@@ -245,12 +262,18 @@ class Tokenizer:
         # A word of ordinary text that happens to be spelled so ends nothing.
         return {i for i in found.values() if self._kinds[i] in (_CONTROL, _USER_DEFINED)}
 
-    def _look_for_loss(self, num_bytes: int, ids: Sequence[int]) -> None:
-        """Say once that something was left out: the reference tokenizers do the same, without a word."""
+    def _look_for_loss(self, text: str, num_bytes: int, ids: Sequence[int], *, lossless: bool) -> None:
+        """Refuse or say once that something was left out: the reference tokenizers do so without a word."""
+        suspects = text.encode().translate(None, delete=self._has_bytes)
+        if not suspects:
+            return
+        # A word may have a token though one of its bytes alone has none.
         lost = num_bytes - sum(len(self._spoken_bytes(token_id)) for token_id in ids)
         if lost:
             self._told_of_loss = True
             _log.warning(
+        if lost and lossless:
+            raise TextLost(lost, sorted(set(suspects)))
                 "this vocabulary has no token for some characters; %d bytes of a prompt are left out, "
                 "as other engines leave them out (said once)",
                 lost,

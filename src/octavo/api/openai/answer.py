@@ -51,6 +51,16 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
+def check_num_choices(num_prompts: int, n: int, *, prompt_param: str) -> None:
+    """Raises APIError 400 where `n` choices of each prompt are more than one request may ask for."""
+    if num_prompts * n > MAX_CHOICES:
+        raise invalid(
+            f"{num_prompts:,} prompts with 'n' of {n} make {num_prompts * n:,} choices; "
+            f"the limit is {MAX_CHOICES}.",
+            param="n" if n > 1 else prompt_param,
+        )
+
+
 class Answer:
     """One HTTP request's choices: `len(prompts) * params.n` generations, prompt by prompt."""
 
@@ -76,15 +86,9 @@ class Answer:
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
-        Raises: APIError 400 (too many choices, or the engine's refusal with the field at fault), 503.
+        Raises: APIError 400 (the engine's refusal, with the field at fault), 503.
         """
         count = len(self._prompts) * params.n
-        if count > MAX_CHOICES:
-            raise invalid(
-                f"{len(self._prompts)} prompts with 'n' of {params.n} make {count} choices; "
-                f"the limit is {MAX_CHOICES}.",
-                param="n" if params.n > 1 else prompt_param,
-            )
         self._request_id = request_id
         if self._log_content:
             for token_ids in self._prompts:

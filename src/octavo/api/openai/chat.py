@@ -27,6 +27,7 @@ from octavo.api.openai.responses import (
 )
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
 from octavo.api.served_model import ServedModel
+from octavo.engine.sampling_params import SamplingParams
 
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
@@ -41,17 +42,9 @@ class ChatCompletions:
 
     async def answer(self, request: Request) -> Response:
         raw = await read_body(request)
-        body, fields = await offload(len(raw), decode, raw, _decoder)
-        self._unknown_fields.note(fields, ChatCompletionRequest.__struct_fields__)
-        refuse_unsupported(fields)
-        body.check()
-        served = self._served
-        served.check_name(body.model)
-        params = body.params(served.tokenizer.vocab_size)
-        prompt = await served.chat_prompt(template_messages(body.messages))
-
-        shape = _ChatShape(served, body)
-        choices = Answer(served, [prompt], log_content=self._log_content)
+        body, params, prompt = await offload(len(raw), self._understand, raw)
+        shape = _ChatShape(self._served, body)
+        choices = Answer(self._served, [prompt], log_content=self._log_content)
         choices.submit(
             params,
             request_id=shape.id,
@@ -60,6 +53,17 @@ class ChatCompletions:
             limit_param=body.limit_name,
         )
         return await choices.respond(request, body, shape)
+
+    def _understand(self, raw: bytes) -> tuple[ChatCompletionRequest, SamplingParams, list[int]]:
+        """All of the work that grows with the body. Raises APIError, InvalidParameter, ChatTemplateError."""
+        body, fields = decode(raw, _decoder)
+        self._unknown_fields.note(fields, ChatCompletionRequest.__struct_fields__)
+        refuse_unsupported(fields)
+        body.check()
+        served = self._served
+        served.check_name(body.model)
+        params = body.params(served.tokenizer.vocab_size)
+        return body, params, served.chat_prompt(template_messages(body.messages))
 
 
 class _ChatShape:

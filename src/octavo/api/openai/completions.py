@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.api.body import decode, offload, read_body
-from octavo.api.openai.answer import Answer, new_id
+from octavo.api.openai.answer import Answer, check_num_choices, new_id
 from octavo.api.openai.choices import Piece, PlacedLogprobs, WholeChoice
 from octavo.api.openai.logprobs import completion_logprobs
 from octavo.api.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest, prompts_of
 from octavo.api.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
 from octavo.api.served_model import ServedModel
+from octavo.engine.sampling_params import SamplingParams
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -32,19 +33,9 @@ class Completions:
 
     async def answer(self, request: Request) -> Response:
         raw = await read_body(request)
-        body, fields = await offload(len(raw), decode, raw, _decoder)
-        self._unknown_fields.note(fields, CompletionRequest.__struct_fields__)
-        refuse_unsupported(fields)
-        body.check()
-        served = self._served
-        served.check_name(body.model)
-        params = body.params(served.tokenizer.vocab_size)
-        given = await offload(len(raw), prompts_of, body.prompt)
-        prompts = [await served.prompt(one, param=_name(index, given)) for index, one in enumerate(given)]
-
-        echoes = [served.text_of(one) for one in given for _ in range(params.n)] if body.echo else []
-        shape = _CompletionShape(served, body, echoes)
-        choices = Answer(served, prompts, log_content=self._log_content)
+        body, params, prompts, echoes = await offload(len(raw), self._understand, raw)
+        shape = _CompletionShape(self._served, body, echoes)
+        choices = Answer(self._served, prompts, log_content=self._log_content)
         choices.submit(
             params,
             request_id=shape.id,
@@ -54,9 +45,22 @@ class Completions:
         )
         return await choices.respond(request, body, shape)
 
-
-def _name(index: int, given: Sequence[str | list[int]]) -> str:
-    return "prompt" if len(given) == 1 else f"prompt[{index}]"
+    def _understand(self, raw: bytes) -> tuple[CompletionRequest, SamplingParams, list[list[int]], list[str]]:
+        """All of the work that grows with the body: its fields, the prompts' token ids, and what each choice
+        echoes. Raises APIError, InvalidParameter.
+        """
+        body, fields = decode(raw, _decoder)
+        self._unknown_fields.note(fields, CompletionRequest.__struct_fields__)
+        refuse_unsupported(fields)
+        body.check()
+        served = self._served
+        served.check_name(body.model)
+        params = body.params(served.tokenizer.vocab_size)
+        given = prompts_of(body.prompt)
+        check_num_choices(len(given), params.n, prompt_param="prompt")  # before anything is tokenised
+        prompts = served.prompts(given)
+        texts = map(served.text_of, given) if body.echo else ()
+        return body, params, prompts, [text for text in texts for _ in range(params.n)]
 
 
 class _CompletionShape:
