@@ -60,7 +60,6 @@ class InvalidText(ValueError):
     """The text cannot be written as UTF-8 (a lone surrogate)."""
 
 
-class InvalidTokenId(ValueError):
 class TextLost(ValueError):
     """The vocabulary has no token for some bytes of a text; `num_bytes` of them, with these `values`."""
 
@@ -73,6 +72,7 @@ class TextLost(ValueError):
         self.values = values
 
 
+class InvalidTokenId(ValueError):
     """A token id outside the vocabulary."""
 
     def __init__(self, token_id: int, vocab_size: int) -> None:
@@ -269,11 +269,11 @@ class Tokenizer:
             return
         # A word may have a token though one of its bytes alone has none.
         lost = num_bytes - sum(len(self._spoken_bytes(token_id)) for token_id in ids)
+        if lost and lossless:
+            raise TextLost(lost, sorted(set(suspects)))
         if lost:
             self._told_of_loss = True
             _log.warning(
-        if lost and lossless:
-            raise TextLost(lost, sorted(set(suspects)))
                 "this vocabulary has no token for some characters; %d bytes of a prompt are left out, "
                 "as other engines leave them out (said once)",
                 lost,
