@@ -152,7 +152,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue every prompt; all of them run together. Results are in the order of the prompts.
 
-        prompts: one text, several, or several lists of token ids. params: one for all or one for each.
+        prompts: one text, several, or several lists of token ids; control tokens spelled in a text are
+        recognised, as /v1/completions does. params: one for all or one for each.
 
         Raises: RequestRefused if a prompt can never fit, RequestFailed if one cannot be finished; in both
         cases the others are cancelled. ValueError if there are not as many params as prompts.
@@ -160,7 +161,7 @@ class LLM:
         several: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         token_ids: list[list[int]] = [
-            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(int, prompt))
+            self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(map(int, prompt))
             for prompt in several
         ]
         return self._run(texts, token_ids, params)

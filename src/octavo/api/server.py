@@ -85,4 +85,11 @@ class Server(uvicorn.Server):
         if self.should_exit:
             print("octavo: stopped at once", file=sys.stderr, flush=True)
             os._exit(128 + sig)
+        if self._engine.num_open:
+            print(
+                f"octavo: {self._engine.num_open} open requests may finish within {FINISH_SECONDS:.0f} s; "
+                "once more stops at once",
+                file=sys.stderr,
+                flush=True,
+            )
         self.should_exit = True
