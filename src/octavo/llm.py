@@ -161,7 +161,9 @@ class LLM:
         several: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         token_ids: list[list[int]] = [
-            self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(map(int, prompt))
+            self.tokenizer.encode(prompt, parse_special=True)
+            if isinstance(prompt, str)
+            else list(map(int, prompt))
             for prompt in several
         ]
         return self._run(texts, token_ids, params)
