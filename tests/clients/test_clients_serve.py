@@ -87,6 +87,57 @@ def _of_another_tokenizer(model: bytes) -> bytes:
     return model.replace(name + b"gpt2", name + b"wolf")
 
 
+def _with_entry(model: bytes, key: str, kind: int, value: bytes) -> bytes:
+    """One more entry in front of the metadata; the tensors' data moves on by whole alignments."""
+    entry = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+    filler = -len(entry) % 32
+    if filler:
+        filler += 32  # room for an entry's own head
+        name = b"filler"
+        text = b"." * (filler - 8 - len(name) - 4 - 8)
+        entry += struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, len(text)) + text
+    (count,) = struct.unpack_from("<Q", model, 16)
+    return model[:16] + struct.pack("<Q", count + (2 if filler else 1)) + entry + model[24:]
+
+
+def _instead(model: bytes, key: str, kind: int, value: bytes) -> bytes:
+    name = struct.pack("<Q", len(key)) + key.encode()
+    assert model.count(name) == 1
+    return _with_entry(model.replace(name, name[:-1] + b"?"), key, kind, value)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "said"),
+    [
+        (
+            "tokenizer.ggml.token_type",
+            4,
+            struct.pack("<I", 1),
+            "token_type is 1, not a list of whole numbers",
+        ),
+        ("tokenizer.ggml.eos_token_id", 6, struct.pack("<f", 2.0), "eos_token_id is 2.0, not a token id"),
+        ("tokenizer.chat_template", 4, struct.pack("<I", 7), "chat_template is 7, not a text"),
+        ("llama.rope.freq_base", 6, struct.pack("<f", 1.0), "rope.freq_base is 1.0, not more than 1"),
+    ],
+)
+def test_metadata_of_a_wrong_type_or_value_is_one_sentence(
+    tiny_model_path: Path, tmp_path: Path, key: str, kind: int, value: bytes, said: str
+) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(_instead(tiny_model_path.read_bytes(), key, kind, value))
+    sentence = _refused(_serve(str(path), "--port", "0"))
+    assert "damaged.gguf" in sentence
+    assert said in sentence
+
+
+def test_scores_scaled_otherwise_are_refused(tiny_model_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scaled.gguf"
+    scale = struct.pack("<f", 0.015625)
+    path.write_bytes(_with_entry(tiny_model_path.read_bytes(), "llama.attention.scale", 6, scale))
+    sentence = _refused(_serve(str(path), "--port", "0"))
+    assert "llama.attention.scale is 0.015625, which changes the network" in sentence
+
+
 @pytest.mark.parametrize(
     ("damage", "word"),
     [

@@ -136,6 +136,15 @@ def test_rope_scaling(read: Callable[..., ModelConfig]) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
         ({"llama.rope.freq_base": float("nan")}, "llama.rope.freq_base is nan, not a positive number"),
         ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base is -1.0, not a positive number"),
+        ({"llama.rope.freq_base": 1.0}, "llama.rope.freq_base is 1.0, not more than 1"),
+        ({"llama.rope.scaling.yarn_beta_fast": 0.0}, "yarn_beta_fast is 0.0, not a positive number from"),
+        ({"llama.rope.scaling.yarn_beta_slow": 2.0**100}, "e+30, not a positive number from 1e-20 to 1e+20"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.5},
+            "'yarn' by 0.5 would shorten",
+        ),
+        ({"llama.rope.scaling.type": ["yarn"]}, "rope scaling ['yarn'] is not supported"),
+        ({"llama.attention.head_count_kv": [True, True]}, "is not one positive whole number for each"),
         ({"llama.attention.head_count": 7}, "an embedding of 64 cannot be split into 7 heads"),
         ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3 key-value heads evenly"),
         ({"llama.attention.head_count_kv": [1, 2]}, "head_count_kv differs between layers"),
@@ -158,6 +167,42 @@ def test_contradictions_and_what_is_unsupported_are_one_sentence(
     with pytest.raises(ModelFileError, match=r"^[^\n]*model\.gguf: [^\n]+$") as caught:
         read(changes)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [
+        ("attention.scale", 0.5, 0.25),
+        ("attention.scale", 1.0, 0.0),
+        ("attention.clamp_kqv", 8.0, 0.0),
+        ("attention.max_alibi_bias", 8.0, 0.0),
+        ("attention.output_scale", 0.5, 1.0),
+        ("attention.shared_kv_layers", 1, 0),
+        ("attention.sliding_window", 64, 128),
+        ("attention.sliding_window", 1, 0),
+        ("attention.temperature_length", 8192, 0),
+        ("attention.temperature_scale", 0.1, 0.0),
+        ("attn_logit_softcapping", 50.0, 0.0),
+        ("final_logit_softcapping", 30.0, 0.0),
+        ("logit_scale", 0.25, 1.0),
+        ("residual_scale", 0.22, 1.0),
+        ("embedding_scale", 12.0, 0.0),
+        ("embedding_scale", float("nan"), 1.0),
+        ("use_parallel_residual", True, False),
+        ("rope.dimension_sections", [4, 4, 0, 0], [0, 0, 0, 0]),
+        ("rope.scaling.alpha", 1000.0, 1.0),
+        ("rope.scaling.attn_factor", 1.2, 1.0),
+        ("rope.scaling.yarn_attn_factor", 1.2, 1.0),
+        ("rope.scaling.yarn_ext_factor", 0.5, -1.0),
+        ("rope.scaling.yarn_log_multiplier", 0.1, 0.0),
+    ],
+)
+def test_what_changes_the_network_is_refused_unless_it_is_neutral(
+    read: Callable[..., ModelConfig], key: str, value: object, neutral: object
+) -> None:
+    assert read({f"llama.{key}": neutral}) == read()
+    with pytest.raises(ModelFileError, match=rf"llama\.{key} is .*, which changes the network"):
+        read({f"llama.{key}": value})
 
 
 def test_an_unsupported_architecture_names_the_supported_ones(read: Callable[..., ModelConfig]) -> None:

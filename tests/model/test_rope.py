@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from octavo.model.config import ModelConfig
+from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
+from octavo.model.model import Model
 from octavo.model.rope import rope_frequencies
 
 Doubles = npt.NDArray[np.float64]
@@ -136,3 +139,12 @@ def test_yarn_where_all_pairs_turn_fast_stays_finite(config: ModelConfig) -> Non
     )
     assert np.isfinite(frequencies).all()
     assert (frequencies > 0.0).all()
+
+
+@pytest.mark.parametrize("divisor", [0.0, -1.0, float("nan")])
+def test_divisors_that_are_not_positive_are_a_fault_of_the_file(
+    make_tiny_model: Callable[..., Path], divisor: float
+) -> None:
+    path = make_tiny_model(rope_freqs=[1.0] * 7 + [divisor])
+    with pytest.raises(ModelFileError, match=r"^[^\n]*\.gguf: [^\n]*'rope_freqs\.weight' has [^\n]+$"):
+        Model.load(path, num_threads=1)

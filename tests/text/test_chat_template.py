@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from octavo.model.errors import ModelFileError
 from octavo.text import chat_template, template_sandbox
 from octavo.text.chat_template import ChatTemplate, ChatTemplateError
 from octavo.text.shield import MARK
@@ -40,6 +41,19 @@ def test_the_files_own_tokens_are_at_hand() -> None:
     template = ChatTemplate.from_gguf(metadata() | {"tokenizer.chat_template": source})
     assert template is not None
     assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
+
+
+@pytest.mark.parametrize("source", [5, ["a"], True])
+def test_a_template_that_is_no_text_is_a_fault_of_the_file(source: object) -> None:
+    with pytest.raises(ModelFileError, match=r"^tokenizer\.chat_template is .*, not a text$"):
+        ChatTemplate.from_gguf(metadata() | {"tokenizer.chat_template": source})
+
+
+def test_padding_beyond_the_vocabulary_is_no_token_of_the_template() -> None:
+    source = "{{ messages[0].content }}{{ pad_token }}"
+    template = ChatTemplate.from_gguf(metadata(padding_token_id=9999) | {"tokenizer.chat_template": source})
+    assert template is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "hi"
 
 
 def test_blocks_leave_no_blank_lines_behind() -> None:

@@ -182,6 +182,34 @@ def test_lists_that_disagree_are_one_sentence_with_numbers(changes: dict[str, ob
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"token_type": 1}, "tokenizer.ggml.token_type is 1, not a list of whole numbers"),
+        ({"token_type": [1.0] * 275}, "not a list of whole numbers"),
+        ({"token_type": [True] * 275}, "not a list of whole numbers"),
+        ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', not a list of texts"),
+        ({"tokens": ["a", ["b"]]}, "not a list of texts"),
+        ({"merges": [1, 2]}, "tokenizer.ggml.merges is [1, 2], not a list of texts"),
+        ({"bos_token_id": "0"}, "tokenizer.ggml.bos_token_id is '0', not a token id"),
+        ({"eos_token_id": 2.0}, "tokenizer.ggml.eos_token_id is 2.0, not a token id"),
+        ({"eot_token_id": [2]}, "tokenizer.ggml.eot_token_id is [2], not a token id"),
+        ({"eom_token_id": True}, "tokenizer.ggml.eom_token_id is True, not a token id"),
+        ({"bos_token_id": -1}, "tokenizer.ggml.bos_token_id is -1, outside the vocabulary of 275 tokens"),
+        ({"eos_token_id": 2**63}, f"is {2**63}, outside the vocabulary of 275 tokens"),
+        ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token is 1, not true or false"),
+        ({"add_eos_token": "no"}, "tokenizer.ggml.add_eos_token is 'no', not true or false"),
+        ({"pre": 5}, "tokenizer.ggml.pre is 5, not a text"),
+        ({"model": ["gpt2"] * 10**5}, "not a text"),
+    ],
+)
+def test_a_key_of_another_type_is_one_short_sentence(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelFileError) as error:
+        Tokenizer.from_gguf(metadata(**changes))
+    assert said in str(error.value)
+    assert len(str(error.value)) < 200
+
+
 def test_a_token_that_appears_twice_is_named() -> None:
     tokens = metadata()["tokenizer.ggml.tokens"]
     tokens[FIRST_BYTE + 1] = "hello"

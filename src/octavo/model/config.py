@@ -6,6 +6,9 @@ fields follow Hugging Face's configuration files.
 
 from __future__ import annotations
 
+import math
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +16,35 @@ from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
 
 SUPPORTED_ARCHITECTURES = ("llama",)
+_SMALLEST, _LARGEST = 1e-20, 1e20
+"""Of any number that is not a count: beyond, arithmetic with it would overflow somewhere later."""
+
+_OFF_AT_0 = (0,)
+_OFF_AT_1 = (0, 1)  # llama.cpp, whose converter writes the keys, reads 0 as "not given"
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "use_parallel_residual": _OFF_AT_0,
+    "logit_scale": _OFF_AT_1,
+    "residual_scale": _OFF_AT_1,
+    "embedding_scale": _OFF_AT_1,
+    "attn_logit_softcapping": _OFF_AT_0,
+    "final_logit_softcapping": _OFF_AT_0,
+    "attention.clamp_kqv": _OFF_AT_0,
+    "attention.max_alibi_bias": _OFF_AT_0,
+    "attention.output_scale": _OFF_AT_1,
+    "attention.shared_kv_layers": _OFF_AT_0,
+    "attention.temperature_length": _OFF_AT_0,
+    "attention.temperature_scale": _OFF_AT_0,
+    "rope.scaling.alpha": _OFF_AT_1,
+    "rope.scaling.yarn_attn_factor": _OFF_AT_1,
+    "rope.scaling.yarn_ext_factor": (1, -1),  # -1: the method decides
+    "rope.scaling.yarn_log_multiplier": _OFF_AT_0,
+    "rope.dimension_sections": ([], [0, 0, 0], [0, 0, 0, 0]),
+}
+"""Keys of the specification that change what a network computes and are not implemented, with the values at
+which they change nothing. `tensor_data_layout` is not among them: files of this architecture say
+`Meta AI original pth`, which is the order of rows that is expected here, or nothing.
+"""
+
 _ROPE_SCALING_TYPES = ("none", "linear", "yarn", "llama3")
 
 
@@ -82,6 +114,7 @@ class ModelConfig:
         if rope_dim % 2 or rope_dim > head_dim:
             raise keys.fault(f"rope over {rope_dim} elements does not fit heads of {head_dim}")
         context_length = keys.integer("context_length")
+        keys.refuse_other_attention(head_dim, context_length)
         scaling_type, scaling_factor = keys.rope_scaling(rope_dim)
         return cls(
             architecture=architecture,
@@ -96,7 +129,7 @@ class ModelConfig:
             context_length=context_length,
             rms_norm_eps=keys.positive("attention.layer_norm_rms_epsilon"),
             rope_dim=rope_dim,
-            rope_freq_base=keys.positive("rope.freq_base", 10_000.0),
+            rope_freq_base=keys.rope_freq_base(),
             rope_scaling_type=scaling_type,
             rope_scaling_factor=scaling_factor,
             rope_original_context=keys.integer("rope.scaling.original_context_length", context_length),
@@ -137,12 +170,24 @@ class _Keys:
         parts = self._file.metadata.get("split.count", 1)
         if parts != 1:
             raise self.fault(
-                f"this is one of {parts} parts of a split model; merge the parts into one file first"
+                f"this is one of {_shown(parts)} parts of a split model; merge the parts into one file first"
             )
         if self._number("expert_count", 0):
             raise self.fault("mixtures of experts are not supported")
         if self._file.metadata.get(self._prefix + "attention.causal", True) is not True:
             raise self.fault("models without causal attention are not supported")
+        for key, neutral in _NEUTRAL.items():
+            if key in self and self._file.metadata[self._prefix + key] not in neutral:
+                raise self._not_supported(key)
+
+    def refuse_other_attention(self, head_dim: int, context_length: int) -> None:
+        """Scores are scaled by 1 / sqrt(head_dim), and every token sees all tokens before it."""
+        scale = self._number("attention.scale", 0)
+        if scale != 0 and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-5):
+            raise self._not_supported("attention.scale")
+        window = self._number("attention.sliding_window", 0)
+        if 0 < window < context_length:
+            raise self._not_supported("attention.sliding_window")
 
     def name(self) -> str:
         name = self._file.metadata.get("general.name")
@@ -159,7 +204,7 @@ class _Keys:
         values = self._file.metadata.get(self._prefix + key)
         if not isinstance(values, list):
             return self.integer(key, default)
-        if len(values) != num_layers or not all(isinstance(value, int) and value >= 1 for value in values):
+        if len(values) != num_layers or not all(type(value) is int and value >= 1 for value in values):
             raise self.fault(
                 f"{self._prefix}{key} is not one positive whole number for each of {num_layers} layers"
             )
@@ -169,9 +214,18 @@ class _Keys:
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = float(self._number(key, default))
-        if not 0.0 < value < float("inf"):
-            raise self.fault(f"{self._prefix}{key} is {value}, not a positive number")
+        if not _SMALLEST <= value <= _LARGEST:
+            raise self.fault(
+                f"{self._prefix}{key} is {value}, not a positive number from {_SMALLEST} to {_LARGEST}"
+            )
         return value
+
+    def rope_freq_base(self) -> float:
+        """Pairs turn ever more slowly, each by a power of the base."""
+        base = self.positive("rope.freq_base", 10_000.0)
+        if base <= 1.0:
+            raise self.fault(f"{self._prefix}rope.freq_base is {base}, not more than 1")
+        return base
 
     def rope_scaling(self, rope_dim: int) -> tuple[str, float]:
         """The kind of scaling and its factor."""
@@ -183,7 +237,7 @@ class _Keys:
         if frequencies is not None:
             if kind not in ("none", "llama3"):
                 raise self.fault(
-                    f"rope scaling '{kind}' together with the tensor rope_freqs.weight is not supported"
+                    f"rope scaling {_shown(kind)} together with the tensor rope_freqs.weight is not supported"
                 )
             if frequencies.type != "F32" or frequencies.shape != (rope_dim // 2,):
                 raise self.fault(
@@ -193,10 +247,16 @@ class _Keys:
             kind = "llama3"
         if kind not in _ROPE_SCALING_TYPES or (kind == "llama3" and frequencies is None):
             raise self.fault(
-                f"rope scaling '{kind}' is not supported; supported: {', '.join(_ROPE_SCALING_TYPES[:3])} "
-                "and the tensor rope_freqs.weight"
+                f"rope scaling {_shown(kind)} is not supported; supported: "
+                f"{', '.join(_ROPE_SCALING_TYPES[:3])} and the tensor rope_freqs.weight"
             )
-        return (kind, factor) if kind in ("linear", "yarn") else (kind, 1.0)
+        if kind != "yarn" and self.positive("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise self._not_supported("rope.scaling.attn_factor")
+        if kind not in ("linear", "yarn"):
+            return kind, 1.0
+        if factor < 1.0:
+            raise self.fault(f"rope scaling '{kind}' by {factor} would shorten the context")
+        return kind, factor
 
     def vocab_size(self, hidden_size: int) -> int:
         """Rows of the embedding matrix, which every token id must find."""
@@ -212,6 +272,12 @@ class _Keys:
             )
         return embedding.shape[0]
 
+    def _not_supported(self, key: str) -> ModelFileError:
+        key = self._prefix + key
+        return self.fault(
+            f"{key} is {_shown(self._file.metadata[key])}, which changes the network and is not supported"
+        )
+
     def _number(self, key: str, default: float | None) -> Any:
         value = self._file.metadata.get(self._prefix + key, default)
         if value is None:
@@ -219,3 +285,8 @@ class _Keys:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fault(f"{self._prefix}{key} is not a number")
         return value
+
+
+def _shown(value: object) -> str:
+    """A value from the file, short whatever it holds."""
+    return reprlib.repr(value)

@@ -16,11 +16,14 @@ def rope_frequencies(
     """Radians a position for each pair, float64[rope_dim / 2], and a factor on the rotated vectors.
 
     factors: the file's `rope_freqs.weight` [rope_dim / 2], which divides the frequencies (Llama 3), or None.
+    Raises: ValueError for a divisor that is not positive.
     Sources: Su et al. 2021; linear interpolation, Chen et al. 2023; YaRN, Peng et al. 2023, section 3.
     """
     pairs = np.arange(config.rope_dim // 2, dtype=np.float64)
     frequencies = config.rope_freq_base ** (-2.0 * pairs / config.rope_dim)
     if config.rope_scaling_type == "llama3" and factors is not None:
+        if not (factors > 0.0).all():
+            raise ValueError("the tensor 'rope_freqs.weight' has divisors that are not positive")
         return frequencies / factors.astype(np.float64), 1.0
     if config.rope_scaling_type == "linear":
         return frequencies / config.rope_scaling_factor, 1.0

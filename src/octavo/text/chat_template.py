@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.text.file_keys import FileKeys
 from octavo.text.shield import Shield
 
 if TYPE_CHECKING:
@@ -61,16 +62,19 @@ class ChatTemplate:
     def from_gguf(cls, metadata: Mapping[str, Any]) -> ChatTemplate | None:
         """The template in a file's metadata (`tokenizer.chat_template`), or None where there is none.
 
-        Raises: ChatTemplateError if it does not compile.
+        Raises: ChatTemplateError if it does not compile, ModelFileError if a key is of another type than its
+            own.
         """
-        source = metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str) or not source.strip():
+        keys = FileKeys(metadata)
+        source = keys.text("tokenizer.chat_template")
+        if source is None or not source.strip():
             return None
-        tokens: Sequence[str] = metadata.get("tokenizer.ggml.tokens") or []
-        kinds: Sequence[int] = metadata.get("tokenizer.ggml.token_type") or []
+        tokens = keys.texts("tokenizer.ggml.tokens") or []
+        kinds = keys.whole_numbers("tokenizer.ggml.token_type") or []
         special = {}
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            token_id = keys.token_id(key)
+            # Published files name padding beyond their vocabulary; the template then finds none.
             if token_id is not None and 0 <= token_id < len(tokens):
                 special[f"{name}_token"] = tokens[token_id]
         control = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (_UNKNOWN, _CONTROL)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from octavo.model.errors import ModelFileError
 from octavo.text import pre_tokenizers
 from octavo.text.byte_alphabet import CHARACTER_OF_BYTE, spelled_bytes
+from octavo.text.file_keys import FileKeys
 from octavo.text.pre_tokenizers import UnsupportedTokenizer
 from octavo.text.shield import MARK
 
@@ -152,26 +153,28 @@ class Tokenizer:
         """Build from a file's metadata (`GGUFFile.metadata`).
 
         Raises: UnsupportedTokenizer for another kind of tokenizer, or an unknown pre-tokenizer name;
-            ModelFileError where vocabulary, kinds, merges or special ids disagree, with numbers.
+            ModelFileError where vocabulary, kinds, merges or special ids disagree, with numbers, or a key is
+            of another type than its own.
         """
-        kind = metadata.get("tokenizer.ggml.model")
+        keys = FileKeys(metadata)
+        kind = keys.text("tokenizer.ggml.model")
         if kind is None:
             raise ModelFileError("the file has no tokenizer (tokenizer.ggml.model is missing)")
         if kind != "gpt2":
-            raise UnsupportedTokenizer(str(kind), ("gpt2",), what="tokenizer model")
-        tokens = _string_list(metadata, "tokenizer.ggml.tokens")
-        named = {name: _special_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
+            raise UnsupportedTokenizer(kind, ("gpt2",), what="tokenizer model")
+        tokens = _texts(keys, "tokenizer.ggml.tokens")
+        named = {name: _special_id(keys, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
         ends = (named["eos"], named["eot"], named["eom"])
         return cls(
             tokens,
-            metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens),
-            _string_list(metadata, "tokenizer.ggml.merges"),
+            keys.whole_numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens),
+            _texts(keys, "tokenizer.ggml.merges"),
             # Files older than the key have none; llama.cpp reads those as this name too.
-            pre_tokenizer=str(metadata.get("tokenizer.ggml.pre") or "default"),
+            pre_tokenizer=keys.text("tokenizer.ggml.pre") or "default",
             bos_token_id=named["bos"],
             eos_token_ids=frozenset(i for i in ends if i is not None),
-            final_token_id=named["eos"] if metadata.get("tokenizer.ggml.add_eos_token") else None,
-            add_bos=metadata.get("tokenizer.ggml.add_bos_token"),
+            final_token_id=named["eos"] if keys.flag("tokenizer.ggml.add_eos_token") else None,
+            add_bos=keys.flag("tokenizer.ggml.add_bos_token"),
         )
 
     def encode(
@@ -329,19 +332,20 @@ def _merge_pairs(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[st
     raise AssertionError("the merges failed the check of the list, and each passed its own")
 
 
-def _special_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    token_id: int | None = metadata.get(key)
+def _special_id(keys: FileKeys, name: str, vocab_size: int) -> int | None:
+    token_id = keys.token_id(name)
     if token_id is not None and not 0 <= token_id < vocab_size:
-        raise ModelFileError(f"{key} is {token_id}, outside the vocabulary of {vocab_size} tokens")
+        raise ModelFileError(
+            f"tokenizer.ggml.{name}_token_id is {token_id}, outside the vocabulary of {vocab_size} tokens"
+        )
     return token_id
 
 
-def _string_list(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        raise ModelFileError(f"{key} is missing or is not a list of strings")
-    return value
+def _texts(keys: FileKeys, key: str) -> Sequence[str]:
+    texts = keys.texts(key)
+    if not texts:
+        raise ModelFileError(f"{key} is missing or empty")
+    return texts
 
 
 def _length_in_bytes(text: str) -> int:
