@@ -41,8 +41,8 @@ struct WideCode {
     int16_t zero;  // so that code and zero are a lane of two int16 factors
     int32_t shift;
     int32_t first_half_sum;  // of the codes of the group's first 16 values, the wide one included
-    int16_t offset;
-    int16_t at;  // its place in the group
+    uint16_t offset;
+    uint16_t at;  // its place in the group
 };
 
 // Which codes of a row a matrix reads.

@@ -52,9 +52,9 @@ inline void dot_group(const uint8_t* group, const int8_t* const (&rows)[kRows],
             const I32x8 scale = sub_scales<kType>(tile + kLayout.code_bytes(), 1);
             for (int r = 0; r < kRows; ++r) {
                 const I32x8 product = times_code(wide_values<kType>(tile, *wide[r]), *wide[r]);
-                dot[j][r] = add(
-                    add(dot[j][r], mul(half[j][r], scale)),
-                    mul(product, sub_scales<kType>(tile + kLayout.code_bytes(), wide[r]->at / (kGroup / 2))));
+                dot[j][r] =
+                    add(add(dot[j][r], mul(half[j][r], scale)),
+                        mul(product, sub_scales<kType>(tile + kLayout.code_bytes(), wide[r]->at / 16u)));
             }
         }
     } else {

@@ -97,8 +97,8 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
                    0,
                    at % 4 * 8 + (at & 4),
                    first_half,
-                   static_cast<int16_t>(at / 8 * 32),
-                   static_cast<int16_t>(at)};
+                   static_cast<uint16_t>(at / 8 * 32),
+                   static_cast<uint16_t>(at)};
         sums[g] = first_half + second_half;
         scales[g] = (usable ? step : 0.0f) + nan_or_zero;
         scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);

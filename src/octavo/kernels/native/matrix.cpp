@@ -163,12 +163,20 @@ void read_block(WeightType type, const uint8_t* p, SourceBlock& block) {
     }
 }
 
-// Bits [from, from + kBits) of 32 codes, to their places in a plane whose memory is zero.
+// Bits [from, from + kBits) of 32 codes, to their places in a plane, four codes at a time.
 template <int kBits>
 void write_plane(const uint8_t* codes, int from, int column, uint8_t* plane) {
-    for (int k = 0; k < kGroup; ++k)
-        plane[plane_byte(kBits, column, k)] |=
-            static_cast<uint8_t>((codes[k] >> from & ((1 << kBits) - 1)) << plane_shift(kBits, k));
+    constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
+    for (unsigned vector = 0; vector < kBits; ++vector) {
+        uint32_t lane = 0;
+        for (unsigned step = 0; step < 8 / kBits; ++step) {
+            const unsigned k = 4 * (vector * (8 / kBits) + step);
+            uint32_t four;
+            std::memcpy(&four, codes + k, 4);
+            lane |= (four >> from & kMask) << plane_shift(kBits, k);
+        }
+        std::memcpy(plane + 32 * vector + 4 * column, &lane, 4);
+    }
 }
 
 // The bytes after a group's codes.

@@ -67,8 +67,9 @@ inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
                                 _mm256_set1_epi32((1 << bits) - 1));
     };
     const auto plane = [&](const uint8_t* from, int bits) {
-        return lanes(from + plane_byte(bits, 0, wide.at & ~3), wide.at % 4 * 8 + plane_shift(bits, wide.at),
-                     bits);
+        const unsigned at = wide.at;
+        return lanes(from + plane_byte(bits, 0, at & ~3u),
+                     static_cast<int>(at % 4 * 8 + plane_shift(bits, at)), bits);
     };
     __m256i code =
         kLayout.low_bits == 4 ? lanes(group + wide.offset, wide.shift, 4) : plane(group, kLayout.low_bits);

@@ -15,6 +15,8 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     __m256i sum[kTiles][kRows] = {};
     CodeReader<kType, kFirst> codes[kTiles];
     for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    for (int r = 0; r < kRows; ++r)
+        for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(start[r]);
     for (int chunk = kFirst; chunk < kLast; chunk += kSteps) {
         int step = chunk;
         do {
@@ -32,8 +34,7 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
         for (int r = 0; r < kRows; ++r) {
             for (int t = 0; t < kTiles; ++t) {
                 const __m256i wide = _mm256_madd_epi16(sum[t][r], ones);
-                out[t][r].v =
-                    _mm256_add_epi32(chunk == kFirst ? _mm256_set1_epi32(start[r]) : out[t][r].v, wide);
+                out[t][r].v = _mm256_add_epi32(out[t][r].v, wide);
             }
         }
     }

@@ -66,9 +66,12 @@ constexpr WeightLayout weight_layout(WeightType type) {
     }
 }
 
-// Where the bits of value `k` of column c stand in a plane of `bits`: a byte and a shift.
-constexpr int plane_byte(int bits, int c, int k) { return k / 4 * bits / 8 * 32 + 4 * c + k % 4; }
-constexpr int plane_shift(int bits, int k) { return k / 4 * bits % 8; }
+// Where the bits of value `k` of column c stand in a plane of `bits`: a byte and a shift. Unsigned, so
+// that divisions are shifts.
+constexpr unsigned plane_byte(unsigned bits, unsigned c, unsigned k) {
+    return k / 4 * bits / 8 * 32 + 4 * c + k % 4;
+}
+constexpr unsigned plane_shift(unsigned bits, unsigned k) { return k / 4 * bits % 8; }
 
 // What the codes of IQ4_NL and IQ4_XS stand for (ggml-common.h of llama.cpp).
 constexpr int8_t kTableValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
