@@ -32,7 +32,7 @@ def packed_bytes(file: GGUFFile) -> int:
     for info in file.tensors.values():
         rows = math.prod(info.shape[:-1])
         row_bytes = info.nbytes // rows
-        if info.type.endswith("_K"):
+        if info.type.endswith(("_K", "_XS")):
             row_bytes += row_bytes // 16  # scales of 6 bits become bytes
         if len(info.shape) == 1:
             row_bytes = 4 * info.shape[0]  # vectors are kept as float32
