@@ -1,7 +1,6 @@
 // Integer products with vpdpbusd and vpdpwssd, 256 bits wide: the same sums in fewer instructions, nothing
-// widened on the way. AVX-VNNI and AVX-512 VNNI name them differently; the latter broadcasts an operand from
-// memory for nothing and has registers for the sums of eight rows. Included inside an anonymous namespace,
-// after planes_avx2.h.
+// widened on the way. AVX-VNNI and AVX-512 VNNI name them differently; the latter has 32 registers, and four
+// tiles then share a broadcast. Included inside an anonymous namespace, after planes_avx2.h.
 
 #if defined(__AVX512VNNI__)
 constexpr int kRowsAtOnce = 4, kTilesAtOnce = 4;
