@@ -35,10 +35,10 @@ def test_without_a_group_the_machine_decides(tmp_path: Path) -> None:
 
 
 def test_the_tightest_level_of_version_two_decides(tmp_path: Path) -> None:
-    proc, mount = machine(tmp_path, "0::/home/octavo\n")
-    write(mount / "home/octavo", memory__max="max\n", memory__current="1000\n")
-    write(mount / "home", memory__max="5000000\n", memory__current="3000000\n")
-    write(mount / "home", memory__stat="inactive_file 500\n")
+    proc, mount = machine(tmp_path, "0::/people/octavo\n")
+    write(mount / "people/octavo", memory__max="max\n", memory__current="1000\n")
+    write(mount / "people", memory__max="5000000\n", memory__current="3000000\n")
+    write(mount / "people", memory__stat="inactive_file 500\n")
     assert available_memory(proc, mount) == 5_000_000 - 3_000_000 + 500
 
 
