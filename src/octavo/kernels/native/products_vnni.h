@@ -53,21 +53,7 @@ inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     }
 }
 
-template <int kRows, int kTiles, int kTileBytes>
-inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t)
-        for (int r = 0; r < kRows; ++r) out[t][r].v = _mm256_setzero_si256();
-    for (int j = 0; j < 16; ++j) {
-        __m256i w[kTiles];
-        for (int t = 0; t < kTiles; ++t)
-            w[t] = _mm256_cvtepi8_epi16(
-                _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + t * kTileBytes + 16 * j)));
-        for (int r = 0; r < kRows; ++r) {
-            const __m256i a = broadcast4(rows[r] + 2 * j);
-            for (int t = 0; t < kTiles; ++t) out[t][r].v = dot2(out[t][r].v, w[t], a);
-        }
-    }
-}
+#include "products_pairs.h"
 
 inline double peak_int8_loop(int64_t iterations) {
     __m256i acc[12];
