@@ -190,7 +190,7 @@ def test_any_number_of_rows_gives_the_same_bytes(coding: str) -> None:
 
 @given(
     coding=st.sampled_from(TYPES),
-    rows=st.integers(1, 20),
+    rows=st.integers(1, 40),
     out=st.integers(1, 150),
     groups=st.integers(1, 9),
     seed=st.integers(0, 2**32 - 1),
@@ -215,12 +215,15 @@ def test_threads_and_instructions_change_no_byte(
 @pytest.mark.parametrize("coding", TYPES)
 @pytest.mark.parametrize("columns", [576, 1536])
 def test_sizes_of_a_real_layer_are_the_same_on_every_path(coding: str, columns: int) -> None:
+    """Whether few rows read codes where they are packed, or many rows have them unpacked, stretch by stretch."""
     columns = whole_blocks(coding, columns)
-    matrix = random_matrix(coding, 192, columns, seed=columns)
-    x = activations(9, columns)
-    first, *others = available_instruction_sets()
-    for name in others:
-        assert same_bytes(product(x, matrix, instruction_set=name), product(x, matrix, instruction_set=first))
+    matrix = random_matrix(coding, 101, columns, seed=columns)
+    x = activations(21, columns)
+    expected = product(x, matrix)
+    for name in available_instruction_sets():
+        for rows in (1, 3, 4, 7, 8, 15, 16, 21):
+            found = product(x[:rows], matrix, instruction_set=name)
+            assert same_bytes(found, expected[:rows]), (name, rows)
 
 
 # --- Rows that are not ordinary

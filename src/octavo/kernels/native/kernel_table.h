@@ -34,15 +34,16 @@ enum class WeightType : int {
 };
 
 // The largest value of a group of activations, which keeps a code of its own: quantised weights meet 8-bit
-// codes, and one outlier would leave the 31 others few steps. `offset` and `shift` say where its weights
-// stand in a plane of 4 bits: byte offset of the 8 columns' lanes, and the bit in each lane.
+// codes, and one outlier would leave the 31 others few steps. Its place is told as the kernels need it.
 struct WideCode {
-    int16_t code;  // |code| <= 32,767
-    int16_t zero;  // so that code and zero are a lane of two int16 factors
-    int32_t shift;
+    int16_t code;            // |code| <= 32,767
+    int16_t zero;            // so that code and zero are a lane of two int16 factors
+    int32_t nibble_shift;    // where its weights stand in a lane of a plane of 4 bits
+    int32_t byte_shift;      // and of unpacked codes
+    int32_t in_second_half;  // -1 where its place is one of the group's last 16, else 0
     int32_t first_half_sum;  // of the codes of the group's first 16 values, the wide one included
-    uint16_t offset;
-    uint16_t at;  // its place in the group
+    uint16_t nibble_offset;  // of its 8 columns' lanes in a plane of 4 bits, in bytes
+    uint16_t at;             // its place in the group
 };
 
 // Which codes of a row a matrix reads.

@@ -15,7 +15,6 @@ constexpr char kName[] = "avx2";
 #include "float_formats.h"
 #include "weight_layout.h"
 #include "simd_avx2.h"
-#include "planes_avx2.h"
 #include "products_avx2.h"
 #include "kernels.h"
 

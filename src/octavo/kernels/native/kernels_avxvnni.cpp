@@ -15,7 +15,6 @@ constexpr char kName[] = "avxvnni";
 #include "float_formats.h"
 #include "weight_layout.h"
 #include "simd_avx2.h"
-#include "planes_avx2.h"
 #include "products_vnni.h"
 #include "kernels.h"
 

@@ -29,82 +29,121 @@ inline I32x8 sub_minima(const uint8_t* scales, int half) {
     return kLayout.nibbles ? bits(load(bytes), 4, 4) : load(bytes + 8 * kLayout.sub_scales);
 }
 
-// dot[j][r] lane c = sum over a group of value * row code, the wide code's product included. Two sub-scales
-// of a group are multiplied in here, exactly: |sub-scale| <= 128, and half a group sums to less than 2^22.
-template <WeightType kType, int kRows, int kTiles>
-inline void dot_group(const uint8_t* group, const int8_t* const (&rows)[kRows],
+// dot[j][r] lane c = sum over a group of value * row code, the wide code's product included; the codes of
+// tile j at codes + j * Codes::kStride, its sub-scales at scales + j * group_bytes(). Two sub-scales of a
+// group are multiplied in here, exactly: |sub-scale| <= 128, and half a group sums to less than 2^22.
+template <class Codes, int kRows, int kTiles>
+inline void dot_group(const uint8_t* codes, const uint8_t* scales, const int8_t* const (&rows)[kRows],
                       const WideCode* const (&wide)[kRows], const int32_t (&sums)[kRows],
                       I32x8 (&dot)[kTiles][kRows]) {
+    constexpr WeightType kType = Codes::kType;
     constexpr WeightLayout kLayout = weight_layout(kType);
-    constexpr int kBytes = kLayout.group_bytes();
     int32_t start[kRows];
     if constexpr (kLayout.sub_scales == 2) {
         I32x8 half[kTiles][kRows];
         for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * wide[r]->first_half_sum;
-        dot_codes<kType, 0, 4>(group, rows, start, dot);
-        for (int j = 0; j < kTiles; ++j)
-            for (int r = 0; r < kRows; ++r)
-                dot[j][r] = mul(dot[j][r], sub_scales<kType>(group + j * kBytes + kLayout.code_bytes(), 0));
+        dot_codes<Codes, 0, 4>(codes, rows, start, dot);
         for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * (sums[r] - wide[r]->first_half_sum);
-        dot_codes<kType, 4, 8>(group, rows, start, half);
+        dot_codes<Codes, 4, 8>(codes, rows, start, half);
         for (int j = 0; j < kTiles; ++j) {
-            const uint8_t* tile = group + j * kBytes;
-            const I32x8 scale = sub_scales<kType>(tile + kLayout.code_bytes(), 1);
+            const uint8_t* tile_scales = scales + j * kLayout.group_bytes();
+            const I32x8 first_scale = sub_scales<kType>(tile_scales, 0);
+            const I32x8 second_scale = sub_scales<kType>(tile_scales, 1);
             for (int r = 0; r < kRows; ++r) {
-                const I32x8 product = times_code(wide_values<kType>(tile, *wide[r]), *wide[r]);
-                dot[j][r] =
-                    add(add(dot[j][r], mul(half[j][r], scale)),
-                        mul(product, sub_scales<kType>(tile + kLayout.code_bytes(), wide[r]->at / 16u)));
+                const I32x8 product =
+                    times_code(wide_values<Codes>(codes + j * Codes::kStride, *wide[r]), *wide[r]);
+                const I32x8 in_second = broadcast(wide[r]->in_second_half);
+                dot[j][r] = add(mul(add(dot[j][r], drop(product, in_second)), first_scale),
+                                mul(add(half[j][r], keep(product, in_second)), second_scale));
             }
         }
     } else {
         if constexpr (kLayout.table) {
             for (int r = 0; r < kRows; ++r) start[r] = sums[r] - wide[r]->code;
-            dot_table<kType>(group, rows, start, dot);
+            dot_table<Codes>(codes, rows, start, dot);
         } else {
             for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * sums[r];
-            dot_codes<kType, 0, 8>(group, rows, start, dot);
+            dot_codes<Codes, 0, 8>(codes, rows, start, dot);
         }
         for (int r = 0; r < kRows; ++r)
             for (int j = 0; j < kTiles; ++j)
                 dot[j][r] =
-                    add(dot[j][r], times_code(wide_values<kType>(group + j * kBytes, *wide[r]), *wide[r]));
+                    add(dot[j][r],
+                        times_code(wide_values<Codes>(codes + j * Codes::kStride, *wide[r]), *wide[r]));
     }
 }
 
+// The activations of `row` and the rows after it.
+inline Activations rows_from(Activations a, int row, int k) {
+    const int64_t codes = static_cast<int64_t>(row) * k, groups = codes / kGroup;
+    a.x += static_cast<int64_t>(row) * a.x_stride;
+    a.codes += codes;
+    a.wide += groups;
+    a.scales += groups;
+    a.sums += groups;
+    a.scaled_sums += groups;
+    a.codes16 += codes;
+    a.scales16 += groups;
+    return a;
+}
+
+// Groups [first, last) of a panel.
+struct Stretch {
+    const uint8_t* packed;    // where group `first`, or the header before it, begins
+    const uint8_t* unpacked;  // [last - first][kPanelTiles][UnpackedCodes::kStride], or null
+    int first, last;
+    float* partial;  // [rows][kPanelColumns], the sums of the groups before; unused in a whole panel
+};
+
 // kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
 // weights serve all rows.
-template <WeightType kType, int kRows, int kTiles>
-inline void quantized_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out,
+template <class Codes, int kRows, int kTiles>
+inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int tile, int row, float* out,
                             int columns) {
+    constexpr WeightType kType = Codes::kType;
     constexpr WeightLayout kLayout = weight_layout(kType);
     constexpr int kBytes = kLayout.group_bytes(), kHeaderBytes = kLayout.header_bytes();
+    // Eight scales, and minima where the type has them.
+    const auto load_halves = [](const uint8_t* halves, F32x8& scales, F32x8& minima) {
+        scales = load(reinterpret_cast<const Half*>(halves));
+        minima = kLayout.minimum ? load(reinterpret_cast<const Half*>(halves + 16)) : zero_f32();
+    };
     const Activations& a = t.activations;
     const int groups = t.k / kGroup;
+    float* partial = stretch.partial + row * kPanelColumns + tile * kTileColumns;
     F32x8 acc[kTiles][kRows];
     for (int j = 0; j < kTiles; ++j)
-        for (int r = 0; r < kRows; ++r) acc[j][r] = zero_f32();
-    const uint8_t* group = panel + tile * kBytes;
-    const uint8_t* header = nullptr;
-    for (int g = 0; g < groups; ++g, group += kPanelTiles * kBytes) {
+        for (int r = 0; r < kRows; ++r)
+            acc[j][r] =
+                stretch.first == 0 ? zero_f32() : load(partial + r * kPanelColumns + j * kTileColumns);
+    const uint8_t* group = stretch.packed + tile * kBytes;
+    const uint8_t* unpacked = stretch.unpacked + tile * Codes::kStride;
+    F32x8 scale[kTiles] = {}, minimum[kTiles] = {};  // of a group, or of a superblock
+    for (int g = stretch.first; g < stretch.last; ++g, group += kPanelTiles * kBytes) {
         if constexpr (kHeaderBytes > 0) {
             if (g % kLayout.groups == 0) {
-                header = group + tile * (kHeaderBytes - kBytes);
+                const uint8_t* header = group + tile * (kHeaderBytes - kBytes);
+                for (int j = 0; j < kTiles; ++j) load_halves(header + j * kHeaderBytes, scale[j], minimum[j]);
                 group += kPanelTiles * kHeaderBytes;
             }
         }
-        if constexpr (kTiles < kPanelTiles) {
+        if constexpr (kTiles < kPanelTiles && !Codes::kUnpacked) {
             // The panel is walked once for each part of it, which no hardware prefetcher follows: fetch the
             // same part of the next panel meanwhile.
             if (row == 0)
                 for (int b = 0; b < kTiles * kBytes; b += 64) __builtin_prefetch(group + t.panel_bytes + b);
+        }
+        const uint8_t* codes = group;
+        if constexpr (Codes::kUnpacked) {
+            codes = unpacked;
+            unpacked += kPanelTiles * Codes::kStride;
         }
         I32x8 dot[kTiles][kRows];
         if constexpr (kType == WeightType::kQ8_0) {
             const int16_t* rows[kRows];
             for (int r = 0; r < kRows; ++r)
                 rows[r] = a.codes16 + static_cast<int64_t>(row + r) * t.k + g * kGroup;
-            dot_8bit<kRows, kTiles, kBytes>(group, rows, dot);
+            dot_8bit<Codes>(codes, rows, dot);
         } else {
             const int8_t* rows[kRows];
             const WideCode* wide[kRows];
@@ -115,37 +154,39 @@ inline void quantized_tiles(const MatmulTask& t, const uint8_t* panel, int tile,
                 wide[r] = a.wide + at;
                 sums[r] = a.sums[at];
             }
-            dot_group<kType>(group, rows, wide, sums, dot);
+            dot_group<Codes>(codes, group + kLayout.code_bytes(), rows, wide, sums, dot);
         }
         for (int j = 0; j < kTiles; ++j) {
             const uint8_t* scales = group + j * kBytes + kLayout.code_bytes();
-            const uint8_t* halves = kHeaderBytes > 0 ? header + j * kHeaderBytes : scales;
-            F32x8 scale = load(reinterpret_cast<const Half*>(halves));
-            F32x8 minimum = zero_f32();
-            if constexpr (kLayout.minimum) minimum = load(reinterpret_cast<const Half*>(halves + 16));
+            if constexpr (kHeaderBytes == 0) load_halves(scales, scale[j], minimum[j]);
+            F32x8 s = scale[j], m = minimum[j];
             if constexpr (kLayout.sub_scales == 1) {
-                scale = mul(scale, to_float(sub_scales<kType>(scales, 0)));
-                if constexpr (kLayout.minimum) minimum = mul(minimum, to_float(sub_minima<kType>(scales, 0)));
+                s = mul(s, to_float(sub_scales<kType>(scales, 0)));
+                if constexpr (kLayout.minimum) m = mul(m, to_float(sub_minima<kType>(scales, 0)));
             }
             for (int r = 0; r < kRows; ++r) {
                 const int64_t at = static_cast<int64_t>(row + r) * groups + g;
                 const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
-                acc[j][r] = fma(to_float(dot[j][r]), mul(scale, broadcast(row_scale)), acc[j][r]);
+                acc[j][r] = fma(to_float(dot[j][r]), mul(s, broadcast(row_scale)), acc[j][r]);
                 if constexpr (kLayout.minimum && kLayout.sub_scales == 2) {
                     const int32_t first = a.wide[at].first_half_sum, second = a.sums[at] - first;
                     const I32x8 sum = add(mul(sub_minima<kType>(scales, 0), broadcast(first)),
                                           mul(sub_minima<kType>(scales, 1), broadcast(second)));
-                    acc[j][r] = fma(to_float(sum), mul(minimum, broadcast(row_scale)), acc[j][r]);
+                    acc[j][r] = fma(to_float(sum), mul(m, broadcast(row_scale)), acc[j][r]);
                 } else if constexpr (kLayout.minimum) {
-                    acc[j][r] = fma(minimum, broadcast(a.scaled_sums[at]), acc[j][r]);
+                    acc[j][r] = fma(m, broadcast(a.scaled_sums[at]), acc[j][r]);
                 }
             }
         }
     }
+    const bool ends = stretch.last == groups;
     for (int r = 0; r < kRows; ++r)
         for (int j = 0; j < kTiles; ++j)
-            write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
-                          columns - j * kTileColumns, t.accumulate, acc[j][r]);
+            if (ends)
+                write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
+                              columns - j * kTileColumns, t.accumulate, acc[j][r]);
+            else
+                store(partial + r * kPanelColumns + j * kTileColumns, acc[j][r]);
 }
 
 // The same for weights that are floats: the rows stay unquantised.
@@ -171,13 +212,24 @@ inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int
                           columns - j * kTileColumns, t.accumulate, acc[j][r]);
 }
 
-// What a kind of weights needs to be walked over: a kernel for any rows and tiles.
+// What a kind of weights needs to be walked over: a kernel for any rows and tiles of a whole panel.
 template <WeightType kType>
 struct Quantized {
-    static constexpr int kRows = kRowsAtOnce, kTiles = kTilesAtOnce;
+    static constexpr int kRows = register_tile(kType).rows, kTiles = register_tile(kType).tiles;
     template <int kR, int kT>
     static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
-        quantized_tiles<kType, kR, kT>(t, panel, tile, row, out, columns);
+        const Stretch whole{panel, nullptr, 0, t.k / kGroup, nullptr};
+        quantized_tiles<PackedCodes<kType>, kR, kT>(t, whole, tile, row, out, columns);
+    }
+};
+
+// The same for a stretch of a panel whose codes are unpacked.
+template <WeightType kType>
+struct UnpackedStretch {
+    static constexpr int kRows = register_tile(kType).rows, kTiles = register_tile(kType).unpacked_tiles;
+    template <int kR, int kT>
+    static void run(const MatmulTask& t, const Stretch& stretch, int tile, int row, float* out, int columns) {
+        quantized_tiles<UnpackedCodes<kType>, kR, kT>(t, stretch, tile, row, out, columns);
     }
 };
 
@@ -191,32 +243,79 @@ struct Floats {
 };
 
 // At most kR rows are left: all of them at once.
-template <class Weights, int kR, int kT>
-inline void last_rows(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
+template <class Kernel, int kR, int kT, class Weights>
+inline void last_rows(const MatmulTask& t, const Weights& weights, int tile, int row, float* out,
+                      int columns) {
     if (t.rows - row == kR)
-        Weights::template run<kR, kT>(t, panel, tile, row, out, columns);
+        Kernel::template run<kR, kT>(t, weights, tile, row, out, columns);
     else if constexpr (kR > 1)
-        last_rows<Weights, kR - 1, kT>(t, panel, tile, row, out, columns);
+        last_rows<Kernel, kR - 1, kT>(t, weights, tile, row, out, columns);
+}
+
+// All tiles of a panel, or of a stretch of it, for all rows.
+template <class Kernel, class Weights>
+inline void all_tiles(const MatmulTask& t, const Weights& weights, float* out, int columns) {
+    constexpr int kRows = Kernel::kRows, kTiles = Kernel::kTiles;
+    for (int tile = 0; tile < kPanelTiles && tile * kTileColumns < columns; tile += kTiles) {
+        const int left = columns - tile * kTileColumns;
+        float* to = out + tile * kTileColumns;
+        int row = 0;
+        for (; row + kRows <= t.rows; row += kRows, to += static_cast<int64_t>(kRows) * t.out_stride)
+            Kernel::template run<kRows, kTiles>(t, weights, tile, row, to, left);
+        last_rows<Kernel, kRows - 1, kTiles>(t, weights, tile, row, to, left);
+    }
 }
 
 template <class Weights>
 void matmul(const MatmulTask& t) {
-    constexpr int kRows = Weights::kRows, kTiles = Weights::kTiles;
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
         const uint8_t* panel = t.panels + n * t.panel_bytes;
         const int columns = static_cast<int>(t.columns - n * kPanelColumns);
         float* out = t.out + n * kPanelColumns;
-        if (t.rows < kRows) {  // few rows wait for memory: the whole panel in one pass
-            last_rows<Weights, kRows - 1, kPanelTiles>(t, panel, 0, 0, out, columns);
-            continue;
-        }
-        for (int tile = 0; tile < kPanelTiles && tile * kTileColumns < columns; tile += kTiles) {
-            const int left = columns - tile * kTileColumns;
-            float* to = out + tile * kTileColumns;
-            int row = 0;
-            for (; row + kRows <= t.rows; row += kRows, to += static_cast<int64_t>(kRows) * t.out_stride)
-                Weights::template run<kRows, kTiles>(t, panel, tile, row, to, left);
-            last_rows<Weights, kRows - 1, kTiles>(t, panel, tile, row, to, left);
+        if (t.rows < Weights::kRows)  // few rows wait for memory: the whole panel in one pass
+            last_rows<Weights, Weights::kRows - 1, kPanelTiles>(t, panel, 0, 0, out, columns);
+        else
+            all_tiles<Weights>(t, panel, out, columns);
+    }
+}
+
+// A stretch of the panel is unpacked once, into 16 KB that stay in the first-level cache, and serves all
+// rows.
+template <WeightType kType>
+void matmul_unpacking(const MatmulTask& all) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    constexpr int kGroupBytes = kPanelTiles * UnpackedCodes<kType>::kStride;
+    constexpr int kMost = 16384 / kGroupBytes;  // groups of a stretch
+    constexpr int kMostRows = 256;
+    alignas(64) uint8_t unpacked[kMost * kGroupBytes];
+    alignas(64) float partial[kMostRows * kPanelColumns];
+    // Stretches of about equal length, of whole superblocks.
+    const int groups = all.k / kGroup;
+    const int stretches = (groups + kMost - 1) / kMost;
+    const int length = (groups / kLayout.groups + stretches - 1) / stretches * kLayout.groups;
+    for (int first_row = 0; first_row < all.rows; first_row += kMostRows) {
+        MatmulTask t = all;
+        t.rows = all.rows - first_row < kMostRows ? all.rows - first_row : kMostRows;
+        t.activations = rows_from(all.activations, first_row, all.k);
+        t.out += static_cast<int64_t>(first_row) * t.out_stride;
+        for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
+            const int columns = static_cast<int>(t.columns - n * kPanelColumns);
+            for (int first = 0; first < groups; first += length) {
+                const int last = first + length < groups ? first + length : groups;
+                const uint8_t* packed = t.panels + n * t.panel_bytes +
+                                        first / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
+                unpack<kType>(packed, last - first, unpacked);
+                all_tiles<UnpackedStretch<kType>>(t, Stretch{packed, unpacked, first, last, partial},
+                                                  t.out + n * kPanelColumns, columns);
+            }
         }
     }
+}
+
+template <WeightType kType>
+void quantized_matmul(const MatmulTask& t) {
+    constexpr int kFrom = register_tile(kType).unpack_from;
+    if constexpr (kFrom > 0)
+        if (t.rows >= kFrom) return matmul_unpacking<kType>(t);
+    matmul<Quantized<kType>>(t);
 }

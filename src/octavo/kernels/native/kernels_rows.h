@@ -93,12 +93,14 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
             sum_lanes(add(rounded[0], rounded[1])) + (at < kGroup / 2 ? largest[0] : 0);
         const int32_t second_half =
             sum_lanes(add(rounded[2], rounded[3])) + (at < kGroup / 2 ? 0 : largest[0]);
-        wide[g] = {static_cast<int16_t>(largest[0]),
-                   0,
-                   at % 4 * 8 + (at & 4),
-                   first_half,
-                   static_cast<uint16_t>(at / 8 * 32),
-                   static_cast<uint16_t>(at)};
+        wide[g] = {.code = static_cast<int16_t>(largest[0]),
+                   .zero = 0,
+                   .nibble_shift = at % 4 * 8 + (at & 4),
+                   .byte_shift = at % 4 * 8,
+                   .in_second_half = at < kGroup / 2 ? 0 : -1,
+                   .first_half_sum = first_half,
+                   .nibble_offset = static_cast<uint16_t>(at / 8 * 32),
+                   .at = static_cast<uint16_t>(at)};
         sums[g] = first_half + second_half;
         scales[g] = (usable ? step : 0.0f) + nan_or_zero;
         scaled_sums[g] = scales[g] * static_cast<float>(sums[g]);

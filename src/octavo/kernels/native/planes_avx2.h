@@ -1,5 +1,8 @@
 // Codes out of their planes (weight_layout.h), eight columns in a 256-bit register. Included inside an
-// anonymous namespace, after simd_avx2.h.
+// anonymous namespace by the products headers of the AVX2 family, after kTableOffset: what they add to a
+// table's values to unpack them, 0 or 128.
+
+inline __m256i load32(const void* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 inline __m256i broadcast4(const void* p) {
     int32_t four;
@@ -7,10 +10,18 @@ inline __m256i broadcast4(const void* p) {
     return _mm256_set1_epi32(four);
 }
 
-// Reads a group's unsigned codes in order of k, two steps of four k of 8 columns at a time, from step kFirst
-// on. Planes of fewer than 4 bits stay in registers and are shifted along: shifts in a loop that stays a loop
-// keep the sums in registers, where the unrolled one spilled them.
-template <WeightType kType, int kFirst>
+// kTableValues in both halves, plus kTableOffset.
+inline __m256i table_values() {
+    return _mm256_add_epi8(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTableValues))),
+        _mm256_set1_epi8(static_cast<char>(kTableOffset)));
+}
+
+// Reads a group's codes in order of k, two steps of four k of 8 columns at a time, from step kFirst on:
+// unsigned, or the table's values plus kTableOffset. Planes of fewer than 4 bits stay in registers and are
+// shifted along: shifts in a loop that stays a loop keep the sums in registers, where the unrolled one
+// spilled them.
+template <class Codes, int kFirst>
 class CodeReader {
   public:
     void start(const uint8_t* group) {
@@ -39,46 +50,103 @@ class CodeReader {
             second = _mm256_or_si256(second, _mm256_and_si256(_mm256_slli_epi16(high_, kLow - kHigh), mask));
             high_ = _mm256_srli_epi16(high_, 2 * kHigh);
         }
+        if constexpr (kTable) {
+            first = _mm256_shuffle_epi8(table_values(), first);
+            second = _mm256_shuffle_epi8(table_values(), second);
+        }
     }
 
   private:
-    static constexpr int kLow = weight_layout(kType).low_bits, kHigh = weight_layout(kType).high_bits;
-
-    static __m256i load32(const uint8_t* p) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    }
+    static constexpr WeightLayout kLayout = weight_layout(Codes::kType);
+    static constexpr int kLow = kLayout.low_bits, kHigh = kLayout.high_bits;
+    static constexpr bool kTable = kLayout.table;
 
     const uint8_t* next_;
     __m256i low_, high_;
 };
 
-// kTableValues in both halves.
-inline __m256i table_values() {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kTableValues)));
+template <WeightType kType, int kFirst>
+class CodeReader<UnpackedCodes<kType>, kFirst> {
+  public:
+    void start(const uint8_t* group) { next_ = group + 32 * kFirst; }
+
+    void next(__m256i& first, __m256i& second) {
+        first = load32(next_);
+        second = load32(next_ + 32);
+        next_ += 64;
+    }
+
+  private:
+    const uint8_t* next_;
+};
+
+// Four steps of a tile's group.
+template <WeightType kType, int kFirst>
+inline void unpack_half(const uint8_t* packed, uint8_t* to) {
+    CodeReader<PackedCodes<kType>, kFirst> codes;
+    codes.start(packed);
+    for (int step = kFirst; step < kFirst + 4; step += 2) {
+        __m256i first, second;
+        codes.next(first, second);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * step), first);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * step + 32), second);
+    }
+}
+
+// `groups` groups of a panel's codes, group by group and tile by tile, to `to`.
+template <WeightType kType>
+inline void unpack(const uint8_t* packed, int groups, uint8_t* to) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    for (int g = 0; g < groups; ++g) {
+        if (g % kLayout.groups == 0) packed += kPanelTiles * kLayout.header_bytes();
+        for (int t = 0; t < kPanelTiles; ++t, packed += kLayout.group_bytes()) {
+            if constexpr (kLayout.low_bits == 8) {
+                for (int pair = 0; pair < 16; ++pair, to += 32) {
+                    const __m128i bytes =
+                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + 16 * pair));
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepi8_epi16(bytes));
+                }
+            } else {
+                unpack_half<kType, 0>(packed, to);
+                unpack_half<kType, 4>(packed, to);
+                to += UnpackedCodes<kType>::kStride;
+            }
+        }
+    }
 }
 
 // Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
-template <WeightType kType>
+template <class Codes>
 inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
-    constexpr WeightLayout kLayout = weight_layout(kType);
+    constexpr WeightLayout kLayout = weight_layout(Codes::kType);
     const auto lanes = [](const uint8_t* from, int shift, int bits) {
-        return _mm256_and_si256(_mm256_srlv_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)),
-                                                  _mm256_set1_epi32(shift)),
+        return _mm256_and_si256(_mm256_srlv_epi32(load32(from), _mm256_set1_epi32(shift)),
                                 _mm256_set1_epi32((1 << bits) - 1));
     };
+    const unsigned at = wide.at;
+    if constexpr (Codes::kUnpacked) {
+        const __m256i byte = lanes(group + (at & ~3u) * 8, wide.byte_shift, 8);
+        if constexpr (!kLayout.table) return {byte};
+        if constexpr (kTableOffset != 0) return {_mm256_sub_epi32(byte, _mm256_set1_epi32(kTableOffset))};
+        return {_mm256_srai_epi32(_mm256_slli_epi32(byte, 24), 24)};
+    }
     const auto plane = [&](const uint8_t* from, int bits) {
-        const unsigned at = wide.at;
         return lanes(from + plane_byte(bits, 0, at & ~3u),
                      static_cast<int>(at % 4 * 8 + plane_shift(bits, at)), bits);
     };
-    __m256i code =
-        kLayout.low_bits == 4 ? lanes(group + wide.offset, wide.shift, 4) : plane(group, kLayout.low_bits);
+    __m256i code = kLayout.low_bits == 4 ? lanes(group + wide.nibble_offset, wide.nibble_shift, 4)
+                                         : plane(group, kLayout.low_bits);
     if constexpr (kLayout.high_bits > 0)
         code = _mm256_or_si256(
             code,
             _mm256_slli_epi32(plane(group + 32 * kLayout.low_bits, kLayout.high_bits), kLayout.low_bits));
-    if constexpr (kLayout.table)
-        code = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_shuffle_epi8(table_values(), code), 24), 24);
+    if constexpr (kLayout.table) {
+        const __m256i value = _mm256_shuffle_epi8(table_values(), code);
+        if constexpr (kTableOffset != 0)
+            return {_mm256_sub_epi32(_mm256_and_si256(value, _mm256_set1_epi32(255)),
+                                     _mm256_set1_epi32(kTableOffset))};
+        return {_mm256_srai_epi32(_mm256_slli_epi32(value, 24), 24)};
+    }
     return {code};
 }
 

@@ -1,20 +1,28 @@
-// Integer products on AVX2. Included inside an anonymous namespace, after planes_avx2.h.
+// Integer products on AVX2. Included inside an anonymous namespace, after simd_avx2.h.
 
-constexpr int kRowsAtOnce = 4,
-              kTilesAtOnce = 1;  // what 16 registers hold: 163 GOP/s a core, 2 x 2 and 4 x 2 140
+constexpr int kTableOffset = 0;
+#include "planes_avx2.h"
+
+constexpr RegisterTile register_tile(WeightType type) {
+    const WeightLayout layout = weight_layout(type);
+    if (layout.low_bits == 8) return {.rows = 4, .tiles = 1, .unpack_from = 8, .unpacked_tiles = 2};
+    if (layout.table) return {.rows = 4, .tiles = 1, .unpack_from = 16, .unpacked_tiles = 2};
+    if (layout.high_bits > 0) return {.rows = 4, .tiles = 1, .unpack_from = 8, .unpacked_tiles = 1};
+    return {.rows = 4, .tiles = layout.low_bits == 4 ? 4 : 1};
+}
 
 // out[t][r] lane c = start[r] + sum over steps [kFirst, kLast) of four k each of code(c, k) * rows[r][k], for
 // 8 columns of tile t. |row code| <= 127: as many pairs are added in 16 bits as the largest code allows.
-template <WeightType kType, int kFirst, int kLast, int kRows, int kTiles>
+template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    constexpr int kMost = 32767 / (2 * 127 * weight_layout(kType).largest_factor()) / 2 * 2;
+    constexpr int kMost = 32767 / (2 * 127 * weight_layout(Codes::kType).largest_factor()) / 2 * 2;
     constexpr int kSteps = kMost < kLast - kFirst ? kMost : kLast - kFirst;  // added in 16 bits
     static_assert((kLast - kFirst) % kSteps == 0);
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum[kTiles][kRows] = {};
-    CodeReader<kType, kFirst> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    CodeReader<Codes, kFirst> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(start[r]);
     for (int chunk = kFirst; chunk < kLast; chunk += kSteps) {
@@ -42,20 +50,17 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 
 // out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. Each pair may fill 16 bits (2 * 127
 // * 127), so each is widened. The last argument, sums of the row codes, serves paths with unsigned tables.
-template <WeightType kType, int kRows, int kTiles>
+template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    const __m256i ones = _mm256_set1_epi16(1), table = table_values();
-    CodeReader<kType, 0> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    const __m256i ones = _mm256_set1_epi16(1);
+    CodeReader<Codes, 0> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = zero_i32();
     for (int step = 0; step < 8; step += 2) {
         __m256i values[2][kTiles];
-        for (int t = 0; t < kTiles; ++t) {
-            codes[t].next(values[0][t], values[1][t]);
-            for (int i = 0; i < 2; ++i) values[i][t] = _mm256_shuffle_epi8(table, values[i][t]);
-        }
+        for (int t = 0; t < kTiles; ++t) codes[t].next(values[0][t], values[1][t]);
         for (int i = 0; i < 2; ++i) {
             for (int r = 0; r < kRows; ++r) {
                 const __m256i a = broadcast4(rows[r] + 4 * (step + i));

@@ -2,15 +2,19 @@
 // Included inside an anonymous namespace by the products headers of the AVX2 family.
 
 // out[t][r] lane c = sum over 32 k of codes(c, k) * rows[r][k]: 256 bytes, pairs of k, 8 columns a pair.
-template <int kRows, int kTiles, int kTileBytes>
+template <class Codes, int kRows, int kTiles>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
     for (int t = 0; t < kTiles; ++t)
         for (int r = 0; r < kRows; ++r) out[t][r].v = _mm256_setzero_si256();
     for (int j = 0; j < 16; ++j) {
         __m256i w[kTiles];
-        for (int t = 0; t < kTiles; ++t)
-            w[t] = _mm256_cvtepi8_epi16(
-                _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + t * kTileBytes + 16 * j)));
+        for (int t = 0; t < kTiles; ++t) {
+            const uint8_t* tile = codes + t * Codes::kStride;
+            w[t] =
+                Codes::kUnpacked
+                    ? load32(tile + 32 * j)
+                    : _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 16 * j)));
+        }
         for (int r = 0; r < kRows; ++r) {
             const __m256i a = broadcast4(rows[r] + 2 * j);
             for (int t = 0; t < kTiles; ++t) out[t][r].v = dot2(out[t][r].v, w[t], a);

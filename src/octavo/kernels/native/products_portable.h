@@ -1,7 +1,7 @@
 // Integer products in plain C++, the oracle of every other path. Included inside an anonymous namespace,
 // after simd_portable.h.
 
-constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
+constexpr RegisterTile register_tile(WeightType) { return {.rows = 4, .tiles = 1}; }
 
 // The unsigned code of value k of column c.
 template <WeightType kType>
@@ -17,12 +17,12 @@ inline int32_t code_at(const uint8_t* group, int c, int k) {
 }
 
 // Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
-template <WeightType kType>
+template <class Codes>
 inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
     I32x8 values;
     for (int c = 0; c < 8; ++c) {
-        const int32_t code = code_at<kType>(group, c, wide.at);
-        values.v[c] = weight_layout(kType).table ? kTableValues[code & 15] : code;
+        const int32_t code = code_at<Codes::kType>(group, c, wide.at);
+        values.v[c] = weight_layout(Codes::kType).table ? kTableValues[code & 15] : code;
     }
     return values;
 }
@@ -34,14 +34,13 @@ inline I32x8 times_code(I32x8 v, const WideCode& wide) {
 
 // out[t][r] lane c = start[r] + sum over steps [kFirst, kLast) of four k each of code(c, k) * rows[r][k], for
 // 8 columns of tile t.
-template <WeightType kType, int kFirst, int kLast, int kRows, int kTiles>
+template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    constexpr WeightLayout kLayout = weight_layout(kType);
-    for (int t = 0; t < kTiles; ++t, group += kLayout.group_bytes()) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
         for (int c = 0; c < 8; ++c) {
             int32_t codes[kGroup];
-            for (int k = 4 * kFirst; k < 4 * kLast; ++k) codes[k] = code_at<kType>(group, c, k);
+            for (int k = 4 * kFirst; k < 4 * kLast; ++k) codes[k] = code_at<Codes::kType>(group, c, k);
             for (int r = 0; r < kRows; ++r) {
                 int32_t sum = start[r];
                 for (int k = 4 * kFirst; k < 4 * kLast; ++k) sum += codes[k] * rows[r][k];
@@ -53,13 +52,13 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 
 // out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. The last argument, sums of the row
 // codes, serves paths with unsigned tables.
-template <WeightType kType, int kRows, int kTiles>
+template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += weight_layout(kType).group_bytes()) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
         for (int c = 0; c < 8; ++c) {
             int32_t values[kGroup];
-            for (int k = 0; k < kGroup; ++k) values[k] = kTableValues[code_at<kType>(group, c, k)];
+            for (int k = 0; k < kGroup; ++k) values[k] = kTableValues[code_at<Codes::kType>(group, c, k)];
             for (int r = 0; r < kRows; ++r) {
                 int32_t sum = 0;
                 for (int k = 0; k < kGroup; ++k) sum += values[k] * rows[r][k];
@@ -69,9 +68,9 @@ inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     }
 }
 
-template <int kRows, int kTiles, int kTileBytes>
+template <class Codes, int kRows, int kTiles>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, codes += kTileBytes) {
+    for (int t = 0; t < kTiles; ++t, codes += Codes::kStride) {
         for (int r = 0; r < kRows; ++r) {
             for (int c = 0; c < 8; ++c) {
                 int32_t sum = 0;

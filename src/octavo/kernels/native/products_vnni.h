@@ -1,24 +1,35 @@
 // Integer products with vpdpbusd and vpdpwssd, 256 bits wide: the same sums in fewer instructions, nothing
 // widened on the way. AVX-VNNI and AVX-512 VNNI name them differently; the latter has 32 registers, and four
-// tiles then share a broadcast. Included inside an anonymous namespace, after planes_avx2.h.
+// tiles then share a broadcast. Included inside an anonymous namespace, after simd_avx2.h.
+
+constexpr int kTableOffset = 128;  // vpdpbusd multiplies unsigned bytes
+#include "planes_avx2.h"
 
 #if defined(__AVX512VNNI__)
-constexpr int kRowsAtOnce = 4, kTilesAtOnce = 4;
+constexpr int kMostTiles = 4;
 inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_epi32(sum, u8, s8); }
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_epi32(sum, a, b); }
 #else
-constexpr int kRowsAtOnce = 4, kTilesAtOnce = 1;
+constexpr int kMostTiles = 2;
 inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #endif
 
-template <WeightType kType, int kFirst, int kLast, int kRows, int kTiles>
+constexpr RegisterTile register_tile(WeightType type) {
+    const WeightLayout layout = weight_layout(type);
+    RegisterTile tile{.rows = 4, .tiles = kMostTiles, .unpacked_tiles = kMostTiles};
+    if (layout.high_bits > 0) tile.unpack_from = 8;
+    if (layout.table) tile.unpack_from = 16;
+    return tile;
+}
+
+template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r].v = _mm256_set1_epi32(start[r]);
-    CodeReader<kType, kFirst> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    CodeReader<Codes, kFirst> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
     for (int step = kFirst; step < kLast; step += 2) {
         __m256i first[kTiles], second[kTiles];
         for (int t = 0; t < kTiles; ++t) codes[t].next(first[t], second[t]);
@@ -31,21 +42,16 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 
 // out[t][r] lane c = sum over a group of table value(c, k) * rows[r][k]. vpdpbusd multiplies unsigned bytes:
 // 128 is added to the values and taken from the sum, of which `sums` are the row codes' sums.
-template <WeightType kType, int kRows, int kTiles>
+template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&sums)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    const __m256i table = _mm256_xor_si256(table_values(), _mm256_set1_epi8(-128));
-    CodeReader<kType, 0> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * weight_layout(kType).group_bytes());
+    CodeReader<Codes, 0> codes[kTiles];
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(-128 * sums[r]);
     for (int step = 0; step < 8; step += 2) {
         __m256i first[kTiles], second[kTiles];
-        for (int t = 0; t < kTiles; ++t) {
-            codes[t].next(first[t], second[t]);
-            first[t] = _mm256_shuffle_epi8(table, first[t]);
-            second[t] = _mm256_shuffle_epi8(table, second[t]);
-        }
+        for (int t = 0; t < kTiles; ++t) codes[t].next(first[t], second[t]);
         for (int r = 0; r < kRows; ++r) {
             const __m256i a = broadcast4(rows[r] + 4 * step), b = broadcast4(rows[r] + 4 * step + 4);
             for (int t = 0; t < kTiles; ++t) out[t][r].v = dot4(dot4(out[t][r].v, first[t], a), second[t], b);

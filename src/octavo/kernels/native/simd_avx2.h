@@ -45,6 +45,9 @@ inline I32x8 broadcast(int32_t x) { return {_mm256_set1_epi32(x)}; }
 inline I32x8 add(I32x8 a, I32x8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I32x8 sub(I32x8 a, I32x8 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 inline I32x8 mul(I32x8 a, I32x8 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+// Bits of a where mask has them, and where it has none.
+inline I32x8 keep(I32x8 a, I32x8 mask) { return {_mm256_and_si256(a.v, mask.v)}; }
+inline I32x8 drop(I32x8 a, I32x8 mask) { return {_mm256_andnot_si256(mask.v, a.v)}; }
 inline I32x8 load(const int8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }

@@ -105,6 +105,15 @@ inline I32x8 mul(I32x8 a, I32x8 b) {
     I32x8 r;
     OCTAVO_LANES(a.v[i] * b.v[i]);
 }
+// Bits of a where mask has them, and where it has none.
+inline I32x8 keep(I32x8 a, I32x8 mask) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] & mask.v[i]);
+}
+inline I32x8 drop(I32x8 a, I32x8 mask) {
+    I32x8 r;
+    OCTAVO_LANES(a.v[i] & ~mask.v[i]);
+}
 inline I32x8 load(const int8_t* p) {
     I32x8 r;
     OCTAVO_LANES(p[i]);

@@ -76,3 +76,27 @@ constexpr unsigned plane_shift(unsigned bits, unsigned k) { return k / 4 * bits 
 // What the codes of IQ4_NL and IQ4_XS stand for (ggml-common.h of llama.cpp).
 constexpr int8_t kTableValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
+
+// The codes of a tile's group where they are packed.
+template <WeightType type>
+struct PackedCodes {
+    static constexpr WeightType kType = type;
+    static constexpr bool kUnpacked = false;
+    static constexpr int kStride = weight_layout(type).group_bytes();  // from tile to tile
+};
+
+// The same unpacked for many rows: a byte each, those of four k of 8 columns in 32 bytes; int16 for 8-bit
+// weights, two k in 32 bytes.
+template <WeightType type>
+struct UnpackedCodes {
+    static constexpr WeightType kType = type;
+    static constexpr bool kUnpacked = true;
+    static constexpr int kStride = weight_layout(type).low_bits == 8 ? 512 : 256;
+};
+
+// What a path computes at once, chosen by measurement (docs/kernels.md).
+struct RegisterTile {
+    int rows, tiles;         // that share decoded codes, and broadcasts of activations
+    int unpack_from = 0;     // rows from which the codes of a panel are unpacked before; 0: never
+    int unpacked_tiles = 0;  // instead of `tiles`
+};
