@@ -151,8 +151,9 @@ class AttentionCall {
     AttentionWork work_;
 };
 
-// Both peaks are of all threads together: operations a second.
-double peak(ThreadPool& pool, const std::string& instruction_set, bool integers, int64_t iterations) {
+// Peaks are of all threads together: operations a second.
+double peak(ThreadPool& pool, const std::string& instruction_set, double (*KernelTable::*loop)(int64_t),
+            int64_t iterations) {
     const KernelTable& kernels = select_kernels(instruction_set);
     std::atomic<double> operations{0.0};
     ThreadPool::Session session(pool);
@@ -161,8 +162,7 @@ double peak(ThreadPool& pool, const std::string& instruction_set, bool integers,
     const int64_t each = std::max<int64_t>(1, iterations / 64);
     const std::vector<double> seconds = timed(1, [&] {
         pool.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
-            for (int64_t i = begin; i < end; ++i)
-                operations.fetch_add(integers ? kernels.peak_int8(each) : kernels.peak_fma(each));
+            for (int64_t i = begin; i < end; ++i) operations.fetch_add((kernels.*loop)(each));
         });
     });
     return operations / seconds[0];
@@ -234,7 +234,7 @@ void bind_direct_calls(nb::module_& m) {
         "peak_fma",
         [](ThreadPool& pool, int64_t iterations, const std::string& instruction_set) {
             nb::gil_scoped_release release;
-            return peak(pool, instruction_set, false, iterations);
+            return peak(pool, instruction_set, &KernelTable::peak_fma, iterations);
         },
         nb::arg("pool"), nb::arg("iterations"), nb::arg("instruction_set") = "",
         "float32 operations a second of independent multiply-adds in registers, all threads.");
@@ -242,10 +242,19 @@ void bind_direct_calls(nb::module_& m) {
         "peak_int8",
         [](ThreadPool& pool, int64_t iterations, const std::string& instruction_set) {
             nb::gil_scoped_release release;
-            return peak(pool, instruction_set, true, iterations);
+            return peak(pool, instruction_set, &KernelTable::peak_int8, iterations);
         },
         nb::arg("pool"), nb::arg("iterations"), nb::arg("instruction_set") = "",
         "int8 operations a second of independent 8-bit multiply-adds in registers, all threads.");
+    m.def(
+        "peak_int8_summed",
+        [](ThreadPool& pool, int64_t iterations, const std::string& instruction_set) {
+            nb::gil_scoped_release release;
+            return peak(pool, instruction_set, &KernelTable::peak_int8_summed, iterations);
+        },
+        nb::arg("pool"), nb::arg("iterations"), nb::arg("instruction_set") = "",
+        "The same of 4-bit codes times int8, as many products as 16 bits hold added before they are "
+        "widened.");
     m.def(
         "time_read",
         [](ThreadPool& pool, Bytes data, int repeats, const std::string& instruction_set) {

@@ -134,9 +134,11 @@ struct KernelTable {
     void (*matmul[static_cast<int>(WeightType::kCount)])(const MatmulTask& task);
 
     // Independent multiply-adds in registers, the machine's limits for `octavo bench kernels`. Returns
-    // operations done.
+    // operations done. peak_int8 widens each product of 8-bit numbers, peak_int8_summed as many of 4-bit
+    // codes together as 16 bits hold.
     double (*peak_fma)(int64_t iterations);
     double (*peak_int8)(int64_t iterations);
+    double (*peak_int8_summed)(int64_t iterations);
     // Sums `bytes` bytes: read bandwidth. Returns the sum so that it is not optimised away.
     double (*read_bytes)(const uint8_t* data, int64_t bytes);
 };

@@ -34,5 +34,6 @@ const KernelTable kTable = {
     },
     peak_fma,
     peak_int8,
+    peak_int8_summed,
     read_bytes,
 };

@@ -201,6 +201,8 @@ double peak_fma(int64_t iterations) {
 
 double peak_int8(int64_t iterations) { return peak_int8_loop(iterations); }
 
+double peak_int8_summed(int64_t iterations) { return peak_int8_summed_loop(iterations); }
+
 double read_bytes(const uint8_t* data, int64_t bytes) {
     F32x8 acc[8];
     for (int i = 0; i < 8; ++i) acc[i] = zero_f32();
