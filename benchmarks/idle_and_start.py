@@ -4,8 +4,8 @@
 
 Time from the start of the process to the first 200 of /health, over several runs; processor time of an idle
 server, before its first request and with a warm cache after eight requests of 400 + 64 tokens at once;
-resident memory at both moments, and its peak. Processor time is counted in ticks of the system, usually
-10 ms, which is 0.05 % of a core over 20 s.
+resident memory at both moments, its peak while loading and its peak of all. Processor time is counted in
+ticks of the system, usually 10 ms, which is 0.05 % of a core over 20 s.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Report:
     idle_seconds: float
     file_bytes: int
     resident_at_start: int
+    resident_peak_at_start: int
     resident_after_load: int
     resident_peak: int
 
@@ -80,7 +81,7 @@ def measure(model: Path, runs: int, idle_seconds: float) -> Report:
         prompts = seeded_prompts(Tokenizer.from_gguf(file.metadata), 8, 400)
     with ServerProcess(command) as server:
         ready.append(server.ready_seconds)
-        at_start = server.resident_bytes()
+        at_start, peak_at_start = server.resident_bytes(), server.peak_resident_bytes()
         before = _idle_percent(server, idle_seconds)
         fields = {"max_tokens": 64, "temperature": 0, "ignore_eos": True}
         stream_completions(server.port, [{"prompt": prompt, **fields} for prompt in prompts])
@@ -98,6 +99,7 @@ def measure(model: Path, runs: int, idle_seconds: float) -> Report:
         idle_seconds=idle_seconds,
         file_bytes=model.stat().st_size,
         resident_at_start=at_start,
+        resident_peak_at_start=peak_at_start,
         resident_after_load=after_load,
         resident_peak=peak,
     )
@@ -121,7 +123,8 @@ def print_report(report: Report) -> None:
         f"{report.idle_percent_after:.2f} % with a warm cache ({report.idle_seconds:.0f} s each)"
     )
     print(
-        f"  resident memory      {_mb(report.resident_at_start)} at the start, "
+        f"  resident memory      {_mb(report.resident_at_start)} at the start "
+        f"(at most {_mb(report.resident_peak_at_start)} while loading), "
         f"{_mb(report.resident_after_load)} after 8 x (400 + 64) tokens, {_mb(report.resident_peak)} peak"
     )
 

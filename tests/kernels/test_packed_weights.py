@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +21,7 @@ from kernels.weights import (
     quantize,
     whole_blocks,
 )
-from octavo.kernels import Matrix, ThreadPool, WeightStore
+from octavo.kernels import PACK_STRIP_BYTES, Matrix, ThreadPool, WeightStore
 from quantized_blocks import BLOCKS
 
 SUBNORMAL_HALVES = [0x0001, 0x8001, 0x0200, 0x03FF, 0x83FF]
@@ -156,6 +159,72 @@ def test_the_store_counts_what_its_matrices_take(coding: str) -> None:
     )
     assert 2 * first.nbytes <= store.used_bytes <= 2 * first.nbytes + 128
     assert same_values(second, data)
+
+
+@pytest.mark.parametrize(("coding", "rows", "columns"), [("F16", 6000, 2000), ("Q4_K", 3, 256)])
+def test_a_source_is_read_in_strips_and_each_is_told_once_in_order(
+    coding: str, rows: int, columns: int
+) -> None:
+    data = random_bytes(coding, rows, columns, seed=4)
+    read: list[tuple[int, int]] = []
+    matrix = Matrix(
+        WeightStore(), coding, data, rows, columns, ThreadPool(2), have_read=lambda *strip: read.append(strip)
+    )
+    ends = [end for _, end in read]
+    assert [begin for begin, _ in read] == [0, *ends[:-1]]
+    assert ends[-1] == data.size
+    assert all(end - begin <= PACK_STRIP_BYTES for begin, end in read)
+    assert len(read) == -(-data.size // PACK_STRIP_BYTES)
+    assert same_values(matrix, data)
+
+
+def test_a_panel_larger_than_a_strip_is_a_strip() -> None:
+    columns = PACK_STRIP_BYTES // 64
+    data = np.zeros(40 * columns * 4, dtype=np.uint8)
+    read: list[tuple[int, int]] = []
+    Matrix(WeightStore(), "F32", data, 40, columns, ThreadPool(1), have_read=lambda *s: read.append(s))
+    assert read == [(0, 128 * columns), (128 * columns, 160 * columns)]
+
+
+def test_what_a_listener_raises_is_raised_by_the_matrix() -> None:
+    def refuse(begin: int, end: int) -> None:
+        raise LookupError(f"{begin} to {end}")
+
+    data = random_bytes("Q8_0", 8, 64, seed=2)
+    with pytest.raises(LookupError, match=f"0 to {data.size}"):
+        Matrix(WeightStore(), "Q8_0", data, 8, 64, ThreadPool(2), have_read=refuse)
+
+
+def test_packing_is_shared_by_the_threads() -> None:
+    """By processor time, which a busy machine does not stretch: a worker did a fifth at least."""
+    data = random_bytes("Q4_K", 8192, 2048, seed=0)
+    pool, shares = ThreadPool(2), []
+    for _ in range(5):  # where the worker has no core, the caller does all: rightly so
+        own, all_threads = time.thread_time(), time.process_time()
+        Matrix(WeightStore(), "Q4_K", data, 8192, 2048, pool)
+        own, all_threads = time.thread_time() - own, time.process_time() - all_threads
+        shares.append(1 - own / all_threads)
+    assert max(shares) > 0.2, shares
+
+
+def test_a_store_that_knows_what_will_come_holds_it_in_one_piece() -> None:
+    """Chunks of a fixed size leave a rest each, a huge page of which may be resident and not used."""
+    data = random_bytes("F32", 32, 32 << 10, seed=3)  # 4 MiB
+    store, pool = WeightStore(80 << 20), ThreadPool(1)
+    mappings = _mappings()
+    matrices = [Matrix(store, "F32", data, 32, 32 << 10, pool) for _ in range(20)]
+    assert _mappings() <= mappings + 1
+    assert store.used_bytes == 80 << 20
+    assert all(same_values(matrix, data) for matrix in (matrices[0], matrices[-1]))
+
+
+def _mappings() -> int:
+    """Memory mappings of at least 16 MiB in this process."""
+    count = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(at, 16) for at in line.split()[0].split("-"))
+        count += end - begin >= 16 << 20
+    return count
 
 
 def test_a_matrix_keeps_its_store() -> None:

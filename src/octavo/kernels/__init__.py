@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.kernels._native import (
+    PACK_STRIP_BYTES,
     Matrix,
     Program,
     Sampled,
@@ -13,6 +14,7 @@ from octavo.kernels._native import (
 )
 
 __all__ = [
+    "PACK_STRIP_BYTES",
     "Matrix",
     "Program",
     "Sampled",

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,10 @@ class ThreadPool:
     @property
     def num_threads(self) -> int: ...
 
+PACK_STRIP_BYTES: int
+
 class WeightStore:
-    def __init__(self) -> None: ...
+    def __init__(self, expected_bytes: int = 0) -> None: ...
     @property
     def used_bytes(self) -> int: ...
 
@@ -26,6 +28,7 @@ class Matrix:
         out_features: int,
         in_features: int,
         pool: ThreadPool,
+        have_read: Callable[[int, int], None] | None = None,
     ) -> None: ...
     @property
     def type(self) -> str: ...

@@ -71,15 +71,14 @@ class Model:
             pool = _thread_pool(threads)
             _refuse_too_large(file)
             program = Program(pool, instruction_set or "", ROW_TILE)
-            store = WeightStore()
+            store = WeightStore(packed_bytes(file))
             weights = Weights(file, store, pool)
             try:
                 ARCHITECTURES[config.architecture](config, weights, Network(program, weights))
             except ValueError as fault:  # a shape that the kernels do not have
                 raise ModelFileError(f"{file.path}: {fault}") from None
             weights.refuse_unread()
-            # Steps read the packed copy; without this the weights would be resident twice.
-            file.drop_pages()
+            file.drop_pages()  # the header's, and what was mapped around tensors
             return cls(file.path, config, file.metadata, program, store, threads)
 
     @property

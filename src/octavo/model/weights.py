@@ -8,7 +8,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from octavo.kernels import Matrix, ThreadPool, WeightStore
+from octavo.kernels import PACK_STRIP_BYTES, Matrix, ThreadPool, WeightStore
 from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile, TensorInfo
 
@@ -43,13 +43,20 @@ def packed_bytes(file: GGUFFile) -> int:
 
 
 class Weights:
-    """The tensors of one file by name, repacked as they are asked for."""
+    """The tensors of one file by name, repacked as they are asked for.
+
+    | pages given back | a strip being packed | read ahead | not touched |   a tensor of the file
+                         <= PACK_STRIP_BYTES
+
+    Resident at any moment are the packed weights and one strip of the file.
+    """
 
     def __init__(self, file: GGUFFile, store: WeightStore, pool: ThreadPool) -> None:
         self._file = file
         self._store = store
         self._pool = pool
         self._asked_for: set[str] = set()
+        self._read_ahead_until = 0
 
     def refuse_unread(self) -> None:
         """To be called when a network is recorded: a tensor that nobody asked for is a part that is missing.
@@ -76,9 +83,21 @@ class Weights:
         that is not finite.
         """
         info = self._info(name, (out_features, in_features))
+
+        def have_read(begin: int, end: int) -> None:
+            self._file.drop_pages(info.offset + begin, info.offset + end)
+            self._read_ahead(info.offset + end)
+
+        self._read_ahead(info.offset)
         try:
             return Matrix(
-                self._store, info.type, self._file.data(name), out_features, in_features, self._pool
+                self._store,
+                info.type,
+                self._file.data(name),
+                out_features,
+                in_features,
+                self._pool,
+                have_read=have_read,
             )
         except ValueError as fault:
             raise ModelFileError(f"{self._file.path}: the tensor '{name}': {fault}") from None
@@ -95,9 +114,18 @@ class Weights:
                 f"{self._file.path}: the tensor '{name}' is {info.type}; vectors are read as F32 or F16"
             )
         vector = np.frombuffer(self._file.data(name), dtype=element).astype(np.float32)
+        self._file.drop_pages(info.offset, info.offset + info.nbytes)
         if not np.isfinite(vector).all():
             raise ModelFileError(f"{self._file.path}: the tensor '{name}' has values that are not finite")
         return vector
+
+    def _read_ahead(self, position: int) -> None:
+        """Two strips, so that the next one is being read while this one is packed. Tensors are asked for
+        nearly in the order of the file; where one lies further back, its pages come when they are touched.
+        """
+        until = position + 2 * PACK_STRIP_BYTES
+        self._file.read_ahead(max(position, self._read_ahead_until), until)
+        self._read_ahead_until = max(self._read_ahead_until, until)
 
     def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         info = self._file.tensors.get(name)

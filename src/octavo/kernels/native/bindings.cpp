@@ -1,6 +1,7 @@
 // The extension module octavo.kernels._native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -94,20 +95,25 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_threads", &ThreadPool::num_threads);
 
     nb::class_<WeightStore>(m, "WeightStore", "Memory for one model's packed weights.")
-        .def(nb::init<>())
+        .def(nb::init<int64_t>(), nb::arg("expected_bytes") = 0)
         .def_prop_ro("used_bytes", &WeightStore::used_bytes);
+    m.attr("PACK_STRIP_BYTES") = kPackStripBytes;
 
     nb::class_<Matrix>(m, "Matrix", "A weight matrix, repacked into column tiles at load.")
         .def(
             "__init__",
             [](Matrix* self, std::shared_ptr<WeightStore> store, const std::string& type, Bytes data,
-               int64_t out_features, int64_t in_features, ThreadPool& pool) {
+               int64_t out_features, int64_t in_features, ThreadPool& pool,
+               const Matrix::HaveRead& have_read) {
                 nb::gil_scoped_release release;
                 new (self) Matrix(std::move(store), type, data.data(), static_cast<int64_t>(data.shape(0)),
-                                  out_features, in_features, pool);
+                                  out_features, in_features, pool, have_read);
             },
             nb::arg("store"), nb::arg("type"), nb::arg("data"), nb::arg("out_features"),
-            nb::arg("in_features"), nb::arg("pool"))
+            nb::arg("in_features"), nb::arg("pool"), nb::arg("have_read").none() = nb::none(),
+            "have_read(begin, end): called after each strip of at most PACK_STRIP_BYTES (or 32 rows, if "
+            "those "
+            "are more), in order; these bytes of data are not read again.")
         .def_prop_ro("type", [](const Matrix& self) { return weight_type_name(self.type()); })
         .def_prop_ro("out_features", &Matrix::out_features)
         .def_prop_ro("in_features", &Matrix::in_features)

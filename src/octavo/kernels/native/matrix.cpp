@@ -38,7 +38,6 @@ int packed_bytes(WeightType type) {
     return f.block == 1 ? kTileColumns * f.source_bytes : weight_layout(type).packed_bytes();
 }
 
-constexpr int64_t kChunkBytes = int64_t{32} << 20;
 constexpr int64_t kMostFeatures = int64_t{1} << 30;  // sizes in bytes fit 63 bits, sizes in elements an int
 
 Half raw_half(const uint8_t* p) {
@@ -225,11 +224,12 @@ uint8_t* WeightStore::allocate(int64_t bytes) {
     std::lock_guard lock(mutex_);
     bytes = (bytes + 63) / 64 * 64;
     if (chunks_.empty() || chunks_.back().used + bytes > chunks_.back().size) {
-        const int64_t size = std::max(kChunkBytes, bytes);
+        const int64_t size = std::max(next_chunk_bytes_, bytes);
         void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (data == MAP_FAILED) throw std::bad_alloc();
         madvise(data, size, MADV_HUGEPAGE);
         chunks_.push_back({static_cast<uint8_t*>(data), size, 0});
+        next_chunk_bytes_ = kChunkBytes;
     }
     Chunk& chunk = chunks_.back();
     uint8_t* result = chunk.data + chunk.used;
@@ -250,7 +250,7 @@ WeightType weight_type_from_name(const std::string& name) {
 const char* weight_type_name(WeightType type) { return facts(type).name; }
 
 Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, const uint8_t* data, int64_t size,
-               int64_t out_features, int64_t in_features, ThreadPool& pool)
+               int64_t out_features, int64_t in_features, ThreadPool& pool, const HaveRead& have_read)
     : store_(std::move(store)),
       type_(weight_type_from_name(type)),
       out_features_(out_features),
@@ -273,11 +273,21 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
     panel_bytes_ = in_features / f.block * packed_bytes(type_) * kPanelTiles;
     panels_ = store_->allocate(nbytes());
 
+    const int64_t source_panel_bytes = expected / out_features * kPanelColumns;
+    const int64_t strip = std::max<int64_t>(1, kPackStripBytes / source_panel_bytes);
+    for (int64_t begin = 0; begin < num_panels_; begin += strip) {
+        const int64_t end = std::min(begin + strip, num_panels_);
+        pack_panels(data, begin, end, pool);
+        if (have_read) have_read(begin * source_panel_bytes, std::min(end * source_panel_bytes, size));
+    }
+}
+
+void Matrix::pack_panels(const uint8_t* data, int64_t first, int64_t last, ThreadPool& pool) const {
     std::atomic<int64_t> bad_row{-1};
-    const int64_t chunk = std::max<int64_t>(1, num_panels_ / (8 * pool.num_threads()));
+    const int64_t chunk = std::max<int64_t>(1, (last - first) / (8 * pool.num_threads()));
     ThreadPool::Session session(pool);
-    pool.parallel_for(num_panels_, chunk, [&](int64_t begin, int64_t end, int) {
-        for (int64_t panel = begin; panel < end; ++panel) {
+    pool.parallel_for(last - first, chunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t panel = first + begin; panel < first + end; ++panel) {
             int64_t bad = -1;
             pack_panel(data, panel, &bad);
             if (bad >= 0) bad_row.store(bad, std::memory_order_relaxed);
