@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +127,93 @@ def test_a_pool_that_is_forgotten_ends_its_threads() -> None:
     while count() != before and time.monotonic() < deadline:
         time.sleep(0.001)
     assert count() == before
+
+
+# --- A worker that lost its core
+
+# A worker is stopped where it stands, as if another process had its core: a signal whose handler is libc's
+# `pause` holds that one thread until a second signal. In a process of its own, whose signals these are.
+_STOPPABLE = """
+import ctypes, os, signal, threading, time
+import numpy as np
+from pathlib import Path
+from kernels.weights import random_matrix
+from octavo.kernels import ThreadPool
+from octavo.kernels._native import matmul
+
+libc = ctypes.CDLL(None)
+libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.signal(signal.SIGUSR2, ctypes.cast(libc.pause, ctypes.c_void_p))
+signal.signal(signal.SIGUSR1, lambda *_: None)
+
+def tasks():
+    return {int(task) for task in os.listdir("/proc/self/task")}
+
+def in_handler(task):
+    lines = Path(f"/proc/self/task/{task}/status").read_text().splitlines()
+    blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+    return bool(blocked >> signal.SIGUSR2 - 1 & 1)
+
+def send(task, number, stopped):
+    deadline = time.monotonic() + 30
+    libc.tgkill(os.getpid(), task, number)
+    while in_handler(task) != stopped:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+def computed_seconds(task):
+    return int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0]) / 1e9
+
+matrix = random_matrix("F32", 2048, 2048)
+x = np.random.default_rng(0).standard_normal((256, 2048)).astype(np.float32)
+expected = matmul(ThreadPool(1), matrix, x).tobytes()
+before = tasks()
+pool = ThreadPool(2)
+(worker,) = tasks() - before
+"""
+
+
+def stoppable(program: str) -> None:
+    """Raises where the program fails, or hangs."""
+    folder = Path(__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-c", _STOPPABLE + program],
+        env={**os.environ, "PYTHONPATH": os.fspath(folder)},
+        timeout=120,
+        check=True,
+    )
+
+
+def test_a_worker_without_a_core_is_not_waited_for() -> None:
+    stoppable("""
+send(worker, signal.SIGUSR2, True)
+for _ in range(20):
+    assert matmul(pool, matrix, x).tobytes() == expected
+assert in_handler(worker)
+send(worker, signal.SIGUSR1, False)
+for _ in range(20):
+    assert matmul(pool, matrix, x).tobytes() == expected
+""")
+
+
+def test_a_worker_that_loses_its_core_in_a_chunk_is_waited_for() -> None:
+    """Chunks of about 100 ms: a worker that has computed for 5 ms is in one."""
+    stoppable("""
+got = []
+caller = threading.Thread(target=lambda: got.append(matmul(pool, matrix, x, "portable").tobytes()))
+begin = computed_seconds(worker)
+caller.start()
+deadline = time.monotonic() + 60
+while computed_seconds(worker) < begin + 0.005:
+    assert caller.is_alive() and time.monotonic() < deadline
+    time.sleep(0.001)
+send(worker, signal.SIGUSR2, True)
+caller.join(3)
+assert caller.is_alive() and not got
+send(worker, signal.SIGUSR1, False)
+caller.join(60)
+assert got == [expected]
+""")
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])

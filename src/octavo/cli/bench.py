@@ -31,7 +31,7 @@ def _add_kernels(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     flag = parser.add_argument
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
     flag("--quick", action="store_true", help="only a few cases and repeats")
-    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag("--instruction-set", metavar="NAME", help="kernels to use (default: the best this processor has)")
     flag("--only", choices=("matmul", "attention"), help="measure one of the two")
     flag("--types", type=_words, metavar="T,...", help="weight types (default: Q4_0,Q4_1,Q8_0,F16)")
@@ -70,7 +70,7 @@ def _add_throughput(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="tokens of an answer (default: %(default)s)",
     )
     flag("--concurrency", type=count, default=8, metavar="N", help="computed together (default: %(default)s)")
-    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag("--seed", type=int, default=0, metavar="N", help="draws the prompts (default: %(default)s)")
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
 

@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     flag("--max-tokens", type=count, metavar="N", help="longest answer, in tokens (default: what fits)")
     flag("--seed", type=int, metavar="N", help="the same N gives the same answers")
-    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     parser.set_defaults(run=run)
 
 

@@ -123,7 +123,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="kernels to use: avx512vnni, avxvnni, avx2 or portable (default: the best that runs here)",
     )
-    flag("--threads", type=count, metavar="N", help="threads that compute (default: the machine's cores)")
+    flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag(
         "--api-key",
         type=_key,

@@ -6,19 +6,60 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+_DEVICES = Path("/sys/devices")
 
-def default_num_threads() -> int:
-    """min(processors this process may use, cgroup quota rounded down, physical cores), at least 1.
+_LITTLE = 0.5
+"""Of the largest core's capacity: below it are the little cores of Arm's designs (0.25 to 0.45); the middle
+ones of three sizes (0.7 to 0.9) are above."""
+
+
+def default_num_threads(devices: Path = _DEVICES) -> int:
+    """min(physical performance cores this process may use, cgroup quota rounded down), at least 1.
 
     A second thread on one core only adds barriers to wait for, and a quota that is overrun freezes every
     thread for the rest of the period.
     """
-    allowed = os.sched_getaffinity(0)
-    limits = [len(allowed), _physical_cores(allowed)]
+    limits = [_physical_cores(performance_processors(os.sched_getaffinity(0), devices), devices)]
     quota = cgroup_quota()
     if quota is not None:
         limits.append(int(quota))
     return max(1, min(limits))
+
+
+def performance_processors(allowed: set[int], devices: Path = _DEVICES) -> set[int]:
+    """Those of `allowed` that are not on small cores: all of them where cores are equal or all are small.
+
+    A step of a small model waits about 150 times for its slowest chunk, and reading weights for a few rows
+    is limited by memory, of which the large cores alone take all: small ones are left to everything else.
+    Hybrid processors of Intel list their kinds of cores, Arm's have a capacity for each. Dense cores of AMD
+    differ in their clock alone, and count as large.
+    """
+    large = allowed & _listed(devices / "cpu_core" / "cpus")
+    if large:
+        return large
+    capacities = {cpu: _capacity(devices, cpu) for cpu in allowed}
+    enough = _LITTLE * max(capacities.values(), default=0)
+    return {cpu for cpu, capacity in capacities.items() if capacity >= enough}
+
+
+def _listed(file: Path) -> set[int]:
+    """Processors of a list such as `0-11,16`; none where there is no list."""
+    processors: set[int] = set()
+    try:
+        for part in file.read_text().strip().split(","):
+            first, dash, last = part.partition("-")
+            processors.update(range(int(first), int(last if dash else first) + 1))
+    except (OSError, ValueError):
+        return set()
+    return processors
+
+
+def _capacity(devices: Path, cpu: int) -> int:
+    """1,024 is the largest core at its highest clock; 0 where the system does not tell, as for equal ones."""
+    try:
+        return int((devices / f"system/cpu/cpu{cpu}/cpu_capacity").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
@@ -65,10 +106,10 @@ def _quota_v1(folder: Path) -> list[float]:
     return [quota / period] if quota > 0 and period > 0 else []
 
 
-def _physical_cores(allowed: set[int]) -> int:
+def _physical_cores(processors: set[int], devices: Path) -> int:
     cores = set()
-    for cpu in allowed:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    for cpu in processors:
+        topology = devices / f"system/cpu/cpu{cpu}/topology"
         try:
             siblings = (topology / "thread_siblings_list").read_text().strip()
         except OSError:
