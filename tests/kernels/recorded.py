@@ -86,9 +86,10 @@ def gated_and_normed(
     """The gated activation of rows float32[rows, width], then the final norm with weights of 1."""
     width = gate.shape[1]
     program = Program(ThreadPool(threads), instruction_set, 256)
-    gate_up, out = program.buffer(2 * width), program.buffer(width)
-    program.embed(matrix_of(np.concatenate([gate, up], axis=1)), gate_up)
-    program.silu_mul(gate_up, out)
+    both, out = program.buffer(2 * width), program.buffer(width)
+    program.embed(matrix_of(np.concatenate([gate, up], axis=1)), both)
+    first, second = np.hsplit(np.eye(2 * width, dtype=np.float32), 2)
+    program.gated_linear(both, matrix_of(first.T), matrix_of(second.T), out)
     ones = np.ones(width, dtype=np.float32)
     program.logits(out, ones, eps, matrix_of(np.eye(width, dtype=np.float32)))
     return _run_all(program, len(gate))

@@ -215,7 +215,7 @@ def test_threads_and_instructions_change_no_byte(
 @pytest.mark.parametrize("coding", TYPES)
 @pytest.mark.parametrize("columns", [576, 1536])
 def test_sizes_of_a_real_layer_are_the_same_on_every_path(coding: str, columns: int) -> None:
-    """Whether few rows read codes where they are packed, or many rows have them unpacked, stretch by stretch."""
+    """Whether few rows read packed codes, or many rows have them unpacked, stretch by stretch."""
     columns = whole_blocks(coding, columns)
     matrix = random_matrix(coding, 101, columns, seed=columns)
     x = activations(21, columns)

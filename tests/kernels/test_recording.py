@@ -7,12 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kernels.recorded import matrix_of
-from octavo.kernels import Program, ThreadPool
+from kernels.paged_kv import same_bytes
+from kernels.recorded import ints, matrix_of
+from kernels.weights import GROUP, Floats, random_matrix
+from octavo.kernels import Matrix, Program, ThreadPool
 
 ONES = np.ones(16, dtype=np.float32)
 SQUARE = matrix_of(np.eye(16, dtype=np.float32))
 NARROW = matrix_of(np.eye(8, dtype=np.float32))
+
+
+def to_eight(columns: int) -> Matrix:
+    return matrix_of(np.zeros((8, columns), dtype=np.float32))
 
 
 def program_with_buffers() -> Program:
@@ -37,7 +43,9 @@ def program_with_buffers() -> Program:
         (lambda p: p.attention(1, 2, 3, 2, 16), "3 query heads do not divide among 2 KV heads"),
         (lambda p: p.attention(1, 2, 1, 1, 8), "head size 8 "),
         (lambda p: p.attention(1, 2, 2, 1, 16), "buffers of 48 and 16 do not fit 2 "),
-        (lambda p: p.silu_mul(1, 2), "gate and up of 48 do not fit an output of 16"),
+        (lambda p: p.gated_linear(0, SQUARE, NARROW, 2), "matrix of 8 over 8 .* buffers of 16 and 16"),
+        (lambda p: p.gated_linear(0, SQUARE, SQUARE, 1), "matrix of 16 over 16 .* buffers of 16 and 48"),
+        (lambda p: p.gated_linear(0, SQUARE, SQUARE, 0), "cannot replace the rows it reads"),
         (lambda p: p.logits(0, ONES[:8], 1e-5, SQUARE), "norm of 8 .* buffer of 16"),
         (lambda p: p.logits(0, ONES, 1e-5, NARROW), "head over 8 .* buffer of 16"),
         (lambda p: p.rope(np.zeros(9), 1.0), "rope over 18 dimensions"),
@@ -84,3 +92,45 @@ def test_blocks_that_the_kernels_do_not_have_are_refused(extent: int, block_size
 def test_a_row_tile_has_1_to_256_tokens(row_tile: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 256 tokens, not {row_tile}"):
         Program(ThreadPool(1), "", row_tile)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 48), (4, 1, 80)])
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_fused_operations_give_the_bytes_of_separate_ones(
+    num_heads: int, num_kv_heads: int, head_dim: int, tokens: int
+) -> None:
+    """Rotation and storing follow their product head by head, codes follow attention: or each comes alone."""
+    width, kv_width, block = num_heads * head_dim, num_kv_heads * head_dim, 16
+    random = np.random.default_rng(tokens)
+    # Rows of quantised weights are whole groups of 32.
+    columns = -(-width // GROUP) * GROUP
+    x = random.standard_normal((tokens, columns)).astype(np.float32)
+    sizes = [width, kv_width, kv_width]
+    qkv = [random_matrix("Q4_1", size, columns, seed=i) for i, size in enumerate(sizes)]
+    output = random_matrix("Q4_1" if width % GROUP == 0 else "F32", 64, width)
+    nothing = matrix_of(np.zeros((sum(sizes), columns), dtype=np.float32))
+
+    def logits(fused: bool, threads: int) -> Floats:
+        program = Program(ThreadPool(threads), "", 32)
+        rows, made, attended, out = (program.buffer(n) for n in (columns, sum(sizes), width, 64))
+        program.embed(matrix_of(x), rows)
+        program.linear(rows, qkv, made, False)
+        if not fused:
+            program.linear(rows, [nothing], made, True)
+        program.attention(made, attended, num_heads, num_kv_heads, head_dim)
+        if not fused:
+            program.gated_linear(rows, to_eight(columns), to_eight(columns), program.buffer(8))
+        program.linear(attended, [output], out, False)
+        program.logits(out, np.ones(64, dtype=np.float32), 1e-5, matrix_of(np.eye(64, dtype=np.float32)))
+        program.rope(np.array([0.3, 0.01]), 1.0)
+        blocks = -(-tokens // block)
+        arena = np.zeros((blocks, 4 * kv_width * block), dtype=np.uint8)
+        program.bind(arena.ctypes.data, arena.strides[0], blocks, block)
+        table = ints(range(blocks))
+        return program.logits_of_all_rows(
+            ints(range(tokens)), ints([0]), ints([tokens]), ints([0, blocks]), table
+        )
+
+    separate = logits(fused=False, threads=1)
+    for threads in (1, 2, 3):
+        assert same_bytes(logits(fused=True, threads=threads), separate)

@@ -65,10 +65,9 @@ class Network:
 
     def gated_mlp(self, residual: Rows, x: Rows, gate: Matrix, up: Matrix, down: Matrix) -> None:
         """residual += (silu(x gate) * (x up)) down (Shazeer 2020); x is used up."""
-        gate_up = self.linear(x, [gate, up])
         hidden = self._take(gate.out_features)
-        self._program.silu_mul(gate_up.buffer, hidden.buffer)
-        self._give_back(gate_up)
+        self._program.gated_linear(x.buffer, gate, up, hidden.buffer)
+        self._give_back(x)
         self.add_linear(residual, hidden, down)
 
     def logits(self, x: Rows, norm_weight: str, eps: float, head: Matrix) -> None:

@@ -92,15 +92,15 @@ void AttentionWork::plan(const std::vector<Segment>& segments) {
 }
 
 void AttentionWork::run(const KernelTable& kernels, ThreadPool& pool, const PagedKV& kv, const float* q,
-                        int q_stride, float* out, int out_stride) {
+                        int q_stride, float* out, int out_stride, const Then& then) {
     pool.parallel_for(static_cast<int64_t>(items_.size()), 1, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t i = begin; i < end; ++i)
-            run_item(items_[i], kernels, kv, q, q_stride, out, out_stride, scratch_[thread].get());
+            run_item(items_[i], kernels, kv, q, q_stride, out, out_stride, scratch_[thread].get(), then);
     });
 }
 
 void AttentionWork::run_item(const Item& item, const KernelTable& kernels, const PagedKV& kv, const float* q,
-                             int q_stride, float* out, int out_stride, float* scratch) {
+                             int q_stride, float* out, int out_stride, float* scratch, const Then& then) {
     const Segment& segment = segments_[item.segment];
     const int row = segment.first_row + item.row;
     const int head = item.kv_head * group_ * head_dim_;
@@ -120,12 +120,17 @@ void AttentionWork::run_item(const Item& item, const KernelTable& kernels, const
     task.out_stride = out_stride;
     task.scratch = scratch;
     kernels.attention(task);
-    if (item.fold < 0) return;
+    if (item.fold < 0) {
+        if (then)
+            for (int i = 0; i < item.num_rows; ++i) then(row + i, item.kv_head);
+        return;
+    }
     Fold& fold = folds_[item.fold];
     if (fold.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     kernels.fold_states(states_.get() + fold.states_offset, fold.runs, group_, head_dim_, task.out);
-    fold.remaining.store(fold.runs,
-                         std::memory_order_relaxed);  // for the next layer, which begins after this loop
+    if (then) then(row, item.kv_head);
+    // For the next layer, which begins after this loop.
+    fold.remaining.store(fold.runs, std::memory_order_relaxed);
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -34,9 +35,11 @@ class AttentionWork {
     // Longest first.
     void plan(const std::vector<Segment>& segments);
 
-    // Within a pool's Session: q [rows][q_stride] (scaled), out [rows][out_stride].
+    // Within a pool's Session: q [rows][q_stride] (scaled), out [rows][out_stride]. then(row, kv_head):
+    // called when the heads of a row that share a KV head are in `out`, by the thread that wrote them.
+    using Then = std::function<void(int row, int kv_head)>;
     void run(const KernelTable& kernels, ThreadPool& pool, const PagedKV& kv, const float* q, int q_stride,
-             float* out, int out_stride);
+             float* out, int out_stride, const Then& then = nullptr);
 
     int64_t nbytes() const;
 
@@ -55,7 +58,7 @@ class AttentionWork {
     };
 
     void run_item(const Item& item, const KernelTable& kernels, const PagedKV& kv, const float* q,
-                  int q_stride, float* out, int out_stride, float* scratch);
+                  int q_stride, float* out, int out_stride, float* scratch, const Then& then);
 
     const int num_threads_, num_heads_, num_kv_heads_, head_dim_, group_;
     std::vector<Segment> segments_;

@@ -146,7 +146,8 @@ NB_MODULE(_native, m) {
              nb::arg("accumulate"))
         .def("attention", &Program::attention, nb::arg("qkv"), nb::arg("out"), nb::arg("num_heads"),
              nb::arg("num_kv_heads"), nb::arg("head_dim"))
-        .def("silu_mul", &Program::silu_mul, nb::arg("gate_up"), nb::arg("out"))
+        .def("gated_linear", &Program::gated_linear, nb::arg("x"), nb::arg("gate"), nb::arg("up"),
+             nb::arg("out"))
         .def(
             "logits",
             [](Program& self, int x, const Floats& norm_weight, float eps, std::shared_ptr<Matrix> head) {

@@ -69,7 +69,7 @@ class MatmulCall {
         if (codes != kNoCodes)
             pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end, int) {
                 for (int64_t i = begin; i < end; ++i)
-                    activations_.quantize(kernels_, static_cast<int>(i), x_ + i * k_, k_, codes);
+                    activations_.quantize(kernels_, static_cast<int>(i), k_, 0, k_, x_ + i * k_, codes);
             });
         linear(kernels_, pool_, matrices_, activations_.view(x_, k_), rows_, out_,
                static_cast<int>(matrices_[0]->out_features()), false);

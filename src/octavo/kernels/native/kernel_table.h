@@ -121,12 +121,12 @@ struct KernelTable {
     void (*rms_norm_row)(const float* x, const float* weight, int n, float eps, float* out);
     // out = gate / (1 + exp(-gate)) * up (Shazeer 2020, SwiGLU).
     void (*silu_mul_row)(const float* gate, const float* up, int n, float* out);
-    // Rotates pairs (2i, 2i + 1) of each head by cos/sin[i], then multiplies the head by `scale` (Su et al.
+    // Rotates pairs (2i, 2i + 1) of one head by cos/sin[i], then multiplies the head by `scale` (Su et al.
     // 2021).
-    void (*rope_row)(float* x, int num_heads, int head_dim, int rope_dim, const float* cos, const float* sin,
-                     float scale);
-    // One token's K and V, float [num_kv_heads][head_dim] each, to its slot of its block, as f16.
-    void (*store_kv)(const PagedKV& kv, int64_t block, int slot, const float* k, const float* v);
+    void (*rope_head)(float* x, int head_dim, int rope_dim, const float* cos, const float* sin, float scale);
+    // One token's key, or value, of one KV head, float [head_dim], to its slot of its block, as f16.
+    void (*store_key)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key);
+    void (*store_value)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* value);
     void (*attention)(const AttentionTask& task);
     // Folds `runs` states of one KV head's group, in position order, into out [group][head_dim] (Milakov and
     // Gimelshein 2018; Dao et al. 2022).

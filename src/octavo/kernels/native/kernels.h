@@ -11,8 +11,9 @@ const KernelTable kTable = {
     quantize_row16,
     rms_norm_row,
     silu_mul_row,
-    rope_row,
-    store_kv,
+    rope_head,
+    store_key,
+    store_value,
     attention,
     fold_states,
     {

@@ -157,34 +157,37 @@ void silu_mul_row(const float* gate, const float* up, int n, float* out) {
     }
 }
 
-void rope_row(float* x, int num_heads, int head_dim, int rope_dim, const float* cos, const float* sin,
-              float scale) {
-    for (int h = 0; h < num_heads; ++h) {
-        float* head = x + h * head_dim;
-        for (int i = 0; i < rope_dim / 2; ++i) {
-            const float a = head[2 * i];
-            const float b = head[2 * i + 1];
-            head[2 * i] = (a * cos[i] - b * sin[i]) * scale;
-            head[2 * i + 1] = (a * sin[i] + b * cos[i]) * scale;
-        }
-        for (int i = rope_dim; i < head_dim; ++i) head[i] *= scale;
+void rope_head(float* x, int head_dim, int rope_dim, const float* cos, const float* sin, float scale) {
+    for (int i = 0; i < rope_dim / 2; ++i) {
+        const float a = x[2 * i];
+        const float b = x[2 * i + 1];
+        x[2 * i] = (a * cos[i] - b * sin[i]) * scale;
+        x[2 * i + 1] = (a * sin[i] + b * cos[i]) * scale;
+    }
+    for (int i = rope_dim; i < head_dim; ++i) x[i] *= scale;
+}
+
+// Where a KV head's keys, or values, of a block begin.
+inline Half* key_block(const PagedKV& kv, int64_t block, int kv_head) {
+    uint8_t* base = kv.arena + block * kv.extent_bytes + kv.layer_offset;
+    return reinterpret_cast<Half*>(base) + static_cast<int64_t>(kv_head) * kv.head_dim * kv.block_size;
+}
+inline Half* value_block(const PagedKV& kv, int64_t block, int kv_head) {
+    return key_block(kv, block, kv.num_kv_heads + kv_head);
+}
+
+void store_key(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key) {
+    Half* out = key_block(kv, block, kv_head) + slot;
+    Half lanes[8];
+    for (int d = 0; d < kv.head_dim; d += 8) {
+        store(lanes, load(key + d));
+        for (int i = 0; i < 8; ++i) out[(d + i) * kv.block_size] = lanes[i];
     }
 }
 
-void store_kv(const PagedKV& kv, int64_t block, int slot, const float* k, const float* v) {
-    const int64_t half_bytes = static_cast<int64_t>(kv.num_kv_heads) * kv.head_dim * kv.block_size * 2;
-    uint8_t* base = kv.arena + block * kv.extent_bytes + kv.layer_offset;
-    Half* k_out = reinterpret_cast<Half*>(base);
-    Half* v_out = reinterpret_cast<Half*>(base + half_bytes);
-    for (int h = 0; h < kv.num_kv_heads; ++h) {
-        const int64_t head = static_cast<int64_t>(h) * kv.head_dim * kv.block_size;
-        Half lanes[8];
-        for (int d = 0; d < kv.head_dim; d += 8) {
-            store(lanes, load(k + h * kv.head_dim + d));
-            for (int i = 0; i < 8; ++i) k_out[head + (d + i) * kv.block_size + slot] = lanes[i];
-            store(v_out + head + slot * kv.head_dim + d, load(v + h * kv.head_dim + d));
-        }
-    }
+void store_value(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* value) {
+    Half* out = value_block(kv, block, kv_head) + static_cast<int64_t>(slot) * kv.head_dim;
+    for (int d = 0; d < kv.head_dim; d += 8) store(out + d, load(value + d));
 }
 
 double peak_fma(int64_t iterations) {

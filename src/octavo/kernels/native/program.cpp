@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 namespace octavo {
@@ -10,10 +11,23 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kLogitsBytes = int64_t{8} << 20;
+constexpr int kAloneFloats = 4096;  // of rows that one thread is through with in about 3 microseconds
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
 std::string text(int64_t number) { return std::to_string(number); }
+
+// All of it but the columns and where they go.
+MatmulTask matmul_task(const Matrix& matrix, const Activations& activations, int rows) {
+    MatmulTask task{};
+    task.panels = matrix.panels();
+    task.panel_bytes = matrix.panel_bytes();
+    task.k = static_cast<int>(matrix.in_features());
+    task.columns = static_cast<int>(matrix.out_features());
+    task.activations = activations;
+    task.rows = rows;
+    return task;
+}
 
 }  // namespace
 
@@ -33,13 +47,14 @@ void ActivationBuffer::reserve(int rows, int k, int codes) {
     }
 }
 
-void ActivationBuffer::quantize(const KernelTable& kernels, int row, const float* x, int k, int codes) {
-    const int64_t at = static_cast<int64_t>(row) * k;
+void ActivationBuffer::quantize(const KernelTable& kernels, int row, int k, int first, int count,
+                                const float* x, int codes) {
+    const int64_t at = static_cast<int64_t>(row) * k + first;
     const int64_t group = at / kGroup;
     if (codes & kCodes8)
-        kernels.quantize_row8(x, k, codes_.data() + at, wide_.data() + group, scales_.data() + group,
+        kernels.quantize_row8(x, count, codes_.data() + at, wide_.data() + group, scales_.data() + group,
                               sums_.data() + group, scaled_sums_.data() + group);
-    if (codes & kCodes16) kernels.quantize_row16(x, k, codes16_.data() + at, scales16_.data() + group);
+    if (codes & kCodes16) kernels.quantize_row16(x, count, codes16_.data() + at, scales16_.data() + group);
 }
 
 Activations ActivationBuffer::view(const float* x, int x_stride) const {
@@ -66,31 +81,31 @@ int64_t ActivationBuffer::nbytes() const {
 
 void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
-            float* out, int out_stride, bool accumulate) {
+            float* out, int out_stride, bool accumulate, int unit,
+            const std::function<void(int64_t begin, int64_t end)>& then) {
+    const auto units_of = [&](const Matrix& matrix) { return (matrix.num_panels() + unit - 1) / unit; };
     int64_t total = 0;
-    for (const auto& matrix : matrices) total += matrix->num_panels();
+    for (const auto& matrix : matrices) total += units_of(*matrix);
     const int64_t chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
     pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end, int) {
-        int64_t first_panel = 0, first_column = 0;
+        int64_t first_unit = 0, first_column = 0;
         for (const auto& matrix : matrices) {
-            const int64_t from = std::max(begin - first_panel, int64_t{0});
-            const int64_t to = std::min(end - first_panel, matrix->num_panels());
+            const int64_t units = units_of(*matrix);
+            const int64_t from = std::max(begin - first_unit, int64_t{0}) * unit;
+            const int64_t to = std::min(std::min(end - first_unit, units) * unit, matrix->num_panels());
             if (from < to) {
-                MatmulTask task{};
-                task.panels = matrix->panels();
-                task.panel_bytes = matrix->panel_bytes();
-                task.k = static_cast<int>(matrix->in_features());
-                task.columns = static_cast<int>(matrix->out_features());
+                MatmulTask task = matmul_task(*matrix, activations, rows);
                 task.panel_begin = from;
                 task.panel_end = to;
-                task.activations = activations;
-                task.rows = rows;
                 task.out = out + first_column;
                 task.out_stride = out_stride;
                 task.accumulate = accumulate;
                 kernels.matmul[static_cast<int>(matrix->type())](task);
+                if (then)
+                    then(first_column + from * kPanelColumns,
+                         first_column + std::min(to * kPanelColumns, matrix->out_features()));
             }
-            first_panel += matrix->num_panels();
+            first_unit += units;
             first_column += matrix->out_features();
         }
     });
@@ -135,18 +150,27 @@ void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int 
     if (in == out) refuse("a product cannot replace the rows it reads");
     if (columns != widths_.at(out))
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
-    if (codes != kNoCodes) {
-        // The operation that made `in` writes its codes as well, where it can: one pass over the rows less.
-        Operation* last = operations_.empty() ? nullptr : &operations_.back();
-        if (auto* norm = last ? std::get_if<RmsNorm>(last) : nullptr; norm && norm->out == in)
-            norm->codes |= codes;
-        else if (auto* gated = last ? std::get_if<SiluMul>(last) : nullptr; gated && gated->out == in)
-            gated->codes |= codes;
-        else
-            operations_.push_back(Quantize{in, codes});
-        activations_.reserve(row_tile_, widths_[in], codes);
+    const int slot = codes_of(in, codes);
+    operations_.push_back(Linear{in, out, std::move(matrices), accumulate, slot, -1});
+}
+
+int Program::codes_of(int in, int codes) {
+    if (codes == kNoCodes) return 0;
+    int slot = 0;
+    Operation* last = operations_.empty() ? nullptr : &operations_.back();
+    if (auto* norm = last ? std::get_if<RmsNorm>(last) : nullptr; norm && norm->out == in) {
+        norm->codes |= codes;
+    } else if (auto* gated = last ? std::get_if<GatedLinear>(last) : nullptr; gated && gated->out == in) {
+        gated->codes |= codes;
+        slot = 1 - gated->slot;
+    } else if (auto* attend = last ? std::get_if<Attend>(last) : nullptr;
+               attend && attend->out == in && num_heads_ / num_kv_heads_ * head_dim_ % kGroup == 0) {
+        attend->codes |= codes;
+    } else {
+        operations_.push_back(Quantize{in, codes});
     }
-    operations_.push_back(Linear{in, out, std::move(matrices), accumulate});
+    activations_[slot].reserve(row_tile_, widths_[in], codes);
+    return slot;
 }
 
 void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim) {
@@ -164,16 +188,29 @@ void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int h
     if (!attention_)
         attention_ = std::make_unique<AttentionWork>(pool_->num_threads(), row_tile_, num_heads, num_kv_heads,
                                                      head_dim);
-    operations_.push_back(RopeAndStore{qkv, num_layers_});
-    operations_.push_back(Attend{qkv, out, num_layers_});
+    // The product that makes q, k and v takes them along, head by head, where its matrices hold whole heads.
+    Operation* last = operations_.empty() ? nullptr : &operations_.back();
+    auto* made = last ? std::get_if<Linear>(last) : nullptr;
+    const auto whole_heads = [&](const auto& matrix) { return matrix->out_features() % head_dim == 0; };
+    if (made && made->out == qkv && !made->accumulate &&
+        std::all_of(made->matrices.begin(), made->matrices.end(), whole_heads))
+        made->rope_layer = num_layers_;
+    else
+        operations_.push_back(RopeAndStore{qkv, num_layers_});
+    operations_.push_back(Attend{qkv, out, num_layers_, kNoCodes});
     ++num_layers_;
 }
 
-void Program::silu_mul(int gate_up, int out) {
-    if (widths_.at(gate_up) != 2 * widths_.at(out))
-        refuse("a gate and up of " + text(widths_[gate_up]) + " do not fit an output of " +
-               text(widths_[out]));
-    operations_.push_back(SiluMul{gate_up, out, kNoCodes});
+void Program::gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up, int out) {
+    for (const auto& matrix : {gate, up})
+        if (matrix->in_features() != widths_.at(in) || matrix->out_features() != widths_.at(out))
+            refuse("a matrix of " + text(matrix->out_features()) + " over " + text(matrix->in_features()) +
+                   " does not fit buffers of " + text(widths_[in]) + " and " + text(widths_[out]));
+    if (in == out) refuse("a product cannot replace the rows it reads");
+    const int slot = codes_of(in, gate->activation_codes() | up->activation_codes());
+    while (static_cast<int>(gated_scratch_.size()) < pool_->num_threads())
+        gated_scratch_.emplace_back(new float[static_cast<size_t>(row_tile_) * kPanelColumns]);
+    operations_.push_back(GatedLinear{in, out, std::move(gate), std::move(up), slot, kNoCodes});
 }
 
 void Program::logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head) {
@@ -186,7 +223,8 @@ void Program::logits(int in, std::vector<float> norm_weight, float eps, std::sha
     head_rows_ = std::min(head_rows_, row_tile_);
     head_input_.reset(new float[static_cast<size_t>(head_rows_) * widths_[in]]);
     logits_.reset(new float[head_rows_ * head_->out_features()]);
-    activations_.reserve(row_tile_, widths_[in], head_->activation_codes());
+    maxima_.reset(new float[head_rows_ * num_logit_blocks()]);
+    activations_[0].reserve(row_tile_, widths_[in], head_->activation_codes());
     operations_.push_back(Logits{in, std::move(norm_weight), eps});
 }
 
@@ -212,10 +250,11 @@ void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int
 }
 
 int64_t Program::buffer_bytes() const {
-    int64_t bytes = activations_.nbytes();
+    int64_t bytes = activations_[0].nbytes() + activations_[1].nbytes();
     for (int width : widths_) bytes += int64_t{4} * row_tile_ * width;
     if (attention_) bytes += attention_->nbytes();
-    if (head_) bytes += 4 * head_rows_ * (head_->out_features() + head_->in_features());
+    if (head_) bytes += 4 * head_rows_ * (head_->out_features() + num_logit_blocks() + head_->in_features());
+    bytes += static_cast<int64_t>(gated_scratch_.size()) * 4 * row_tile_ * kPanelColumns;
     return bytes + int64_t{8} * row_tile_ * static_cast<int64_t>(inverse_frequencies_.size());
 }
 
@@ -294,16 +333,16 @@ int64_t Program::rows_at_once(int rows) const { return std::max(1, rows / (4 * p
 void Program::run_operation(const Operation& operation) {
     ThreadPool& pool = *pool_;
     const int rows = tile_.rows;
-    const int64_t chunk = rows_at_once(rows);
-    // One row after another, in dynamic chunks.
-    const auto each_row = [&](auto&& body) {
+    // One row after another: on this thread where that is done before another one has heard of it.
+    const auto each_row = [&](int width, auto&& body) {
+        const int64_t chunk = rows * width <= kAloneFloats ? rows : rows_at_once(rows);
         pool.parallel_for(rows, chunk, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i));
         });
     };
     if (const auto* op = std::get_if<Embed>(&operation)) {
         const int half = static_cast<int>(inverse_frequencies_.size());
-        each_row([&](int i) {
+        each_row(widths_[op->out], [&](int i) {
             op->table->dequantize_row(tile_.token_ids[i], row(op->out, i));
             for (int d = 0; d < half; ++d) {
                 const double angle = tile_.positions[i] * inverse_frequencies_[d];
@@ -312,48 +351,109 @@ void Program::run_operation(const Operation& operation) {
             }
         });
     } else if (const auto* op = std::get_if<RmsNorm>(&operation)) {
-        each_row([&](int i) {
-            kernels_.rms_norm_row(row(op->in, i), op->weight.data(), widths_[op->in], op->eps,
-                                  row(op->out, i));
-            activations_.quantize(kernels_, i, row(op->out, i), widths_[op->out], op->codes);
+        const int width = widths_[op->out];
+        each_row(width, [&](int i) {
+            kernels_.rms_norm_row(row(op->in, i), op->weight.data(), width, op->eps, row(op->out, i));
+            activations_[0].quantize(kernels_, i, width, 0, width, row(op->out, i), op->codes);
         });
     } else if (const auto* op = std::get_if<Quantize>(&operation)) {
-        each_row(
-            [&](int i) { activations_.quantize(kernels_, i, row(op->in, i), widths_[op->in], op->codes); });
+        const int width = widths_[op->in];
+        each_row(width, [&](int i) {
+            activations_[0].quantize(kernels_, i, width, 0, width, row(op->in, i), op->codes);
+        });
     } else if (const auto* op = std::get_if<Linear>(&operation)) {
-        octavo::linear(kernels_, pool, op->matrices, activations_.view(row(op->in, 0), widths_[op->in]), rows,
-                       row(op->out, 0), widths_[op->out], op->accumulate);
+        const Activations activations = activations_[op->slot].view(row(op->in, 0), widths_[op->in]);
+        if (op->rope_layer < 0) {
+            octavo::linear(kernels_, pool, op->matrices, activations, rows, row(op->out, 0), widths_[op->out],
+                           op->accumulate);
+        } else {
+            const int unit = std::lcm(head_dim_, kPanelColumns) / kPanelColumns;
+            octavo::linear(kernels_, pool, op->matrices, activations, rows, row(op->out, 0), widths_[op->out],
+                           false, unit, [&](int64_t begin, int64_t end) {
+                               rope_and_store(op->out, op->rope_layer, begin, end);
+                           });
+        }
     } else if (const auto* op = std::get_if<RopeAndStore>(&operation)) {
-        const int half = static_cast<int>(inverse_frequencies_.size());
-        const PagedKV kv = paged_kv(op->layer);
-        const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
-        each_row([&](int i) {
-            float* q = row(op->qkv, i);
-            float* k = q + num_heads_ * head_dim_;
-            const float* cos = rope_cos_.get() + i * half;
-            const float* sin = rope_sin_.get() + i * half;
-            kernels_.rope_row(q, num_heads_, head_dim_, 2 * half, cos, sin, scale);
-            kernels_.rope_row(k, num_kv_heads_, head_dim_, 2 * half, cos, sin, 1.0f);
-            kernels_.store_kv(kv, tile_.blocks[i], tile_.slots[i], k, k + num_kv_heads_ * head_dim_);
-        });
+        const int width = widths_[op->qkv];
+        const int64_t heads = width / head_dim_;
+        pool.parallel_for(heads, rows * width <= kAloneFloats ? heads : 1,
+                          [&](int64_t begin, int64_t end, int) {
+                              rope_and_store(op->qkv, op->layer, begin * head_dim_, end * head_dim_);
+                          });
     } else if (const auto* op = std::get_if<Attend>(&operation)) {
+        const int slice = num_heads_ / num_kv_heads_ * head_dim_, width = widths_[op->out];
+        const auto quantize = [&](int i, int kv_head) {
+            activations_[0].quantize(kernels_, i, width, kv_head * slice, slice,
+                                     row(op->out, i) + kv_head * slice, op->codes);
+        };
         attention_->run(kernels_, pool, paged_kv(op->layer), row(op->qkv, 0), widths_[op->qkv],
-                        row(op->out, 0), widths_[op->out]);
-    } else if (const auto* op = std::get_if<SiluMul>(&operation)) {
-        const int n = widths_[op->out];
-        each_row([&](int i) {
-            kernels_.silu_mul_row(row(op->in, i), row(op->in, i) + n, n, row(op->out, i));
-            activations_.quantize(kernels_, i, row(op->out, i), n, op->codes);
-        });
+                        row(op->out, 0), width, op->codes == kNoCodes ? AttentionWork::Then() : quantize);
+    } else if (const auto* op = std::get_if<GatedLinear>(&operation)) {
+        run_gated_linear(*op);
     } else if (const auto* op = std::get_if<Logits>(&operation)) {
         run_logits(*op);
     }
 }
 
+// The heads in columns [begin, end) of all rows of q, k and v.
+void Program::rope_and_store(int qkv, int layer, int64_t begin, int64_t end) {
+    const int half = static_cast<int>(inverse_frequencies_.size());
+    const PagedKV kv = paged_kv(layer);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+    for (int i = 0; i < tile_.rows; ++i) {
+        const float* cos = rope_cos_.get() + i * half;
+        const float* sin = rope_sin_.get() + i * half;
+        for (int head = static_cast<int>(begin / head_dim_); head < end / head_dim_; ++head) {
+            float* x = row(qkv, i) + head * head_dim_;
+            const int kv_head = (head - num_heads_) % num_kv_heads_;
+            if (head < num_heads_) {
+                kernels_.rope_head(x, head_dim_, 2 * half, cos, sin, scale);
+            } else if (head < num_heads_ + num_kv_heads_) {
+                kernels_.rope_head(x, head_dim_, 2 * half, cos, sin, 1.0f);
+                kernels_.store_key(kv, tile_.blocks[i], tile_.slots[i], kv_head, x);
+            } else {
+                kernels_.store_value(kv, tile_.blocks[i], tile_.slots[i], kv_head, x);
+            }
+        }
+    }
+}
+
+// A panel of the gate and the same panel of up: 32 columns of the result, which are a group of activations.
+void Program::run_gated_linear(const GatedLinear& op) {
+    const int rows = tile_.rows, width = widths_[op.out];
+    const Activations activations = activations_[op.slot].view(row(op.in, 0), widths_[op.in]);
+    ActivationBuffer& codes_out = activations_[1 - op.slot];
+    const int64_t panels = op.gate->num_panels();
+    const int64_t chunk = std::max<int64_t>(1, panels / (8 * pool_->num_threads()));
+    pool_->parallel_for(panels, chunk, [&](int64_t begin, int64_t end, int thread) {
+        float* up = gated_scratch_[thread].get();
+        for (int64_t panel = begin; panel < end; ++panel) {
+            const int column = static_cast<int>(panel * kPanelColumns);
+            const int count = std::min(kPanelColumns, width - column);
+            const auto multiply = [&](const Matrix& matrix, float* out, int out_stride) {
+                MatmulTask task = matmul_task(matrix, activations, rows);
+                task.panels += panel * task.panel_bytes;
+                task.columns = count;
+                task.panel_end = 1;
+                task.out = out;
+                task.out_stride = out_stride;
+                kernels_.matmul[static_cast<int>(matrix.type())](task);
+            };
+            multiply(*op.gate, row(op.out, 0) + column, width);
+            multiply(*op.up, up, kPanelColumns);
+            for (int i = 0; i < rows; ++i) {
+                float* hidden = row(op.out, i) + column;
+                kernels_.silu_mul_row(hidden, up + i * kPanelColumns, count, hidden);
+                codes_out.quantize(kernels_, i, width, column, count, hidden, op.codes);
+            }
+        }
+    });
+}
+
 void Program::run_logits(const Logits& op) {
     ThreadPool& pool = *pool_;
     const int width = widths_[op.in];
-    const int64_t vocab = head_->out_features();
+    const int64_t vocab = head_->out_features(), blocks = num_logit_blocks();
     const int total = static_cast<int>(tile_.logit_rows.size());
     for (int first = 0; first < total; first += head_rows_) {
         const int rows = std::min(head_rows_, total - first);
@@ -362,20 +462,27 @@ void Program::run_logits(const Logits& op) {
                 float* normed = head_input_.get() + i * width;
                 kernels_.rms_norm_row(row(op.in, tile_.logit_rows[first + i]), op.weight.data(), width,
                                       op.eps, normed);
-                activations_.quantize(kernels_, static_cast<int>(i), normed, width,
-                                      head_->activation_codes());
+                activations_[0].quantize(kernels_, static_cast<int>(i), width, 0, width, normed,
+                                         head_->activation_codes());
             }
         });
-        octavo::linear(kernels_, pool, {head_}, activations_.view(head_input_.get(), width), rows,
-                       logits_.get(), static_cast<int>(vocab), false);
+        // Two panels are a block of logits, whose maxima are taken while they are in cache.
+        static_assert(kLogitBlock == 2 * kPanelColumns);
+        octavo::linear(kernels_, pool, {head_}, activations_[0].view(head_input_.get(), width), rows,
+                       logits_.get(), static_cast<int>(vocab), false, 2, [&](int64_t begin, int64_t end) {
+                           for (int i = 0; i < rows; ++i)
+                               block_maxima(logits_.get() + i * vocab + begin,
+                                            static_cast<size_t>(end - begin),
+                                            maxima_.get() + i * blocks + begin / kPanelColumns / 2);
+                       });
         pool.parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
-                const float* logits = logits_.get() + i * vocab;
+                float* logits = logits_.get() + i * vocab;
                 const int64_t target = tile_.logit_targets[first + i];
                 if (all_logits_ != nullptr)
                     std::memcpy(all_logits_ + target * vocab, logits, vocab * sizeof(float));
                 else
-                    (*sampled_)[target] = (*samplers_)[target]->sample(logits);
+                    (*sampled_)[target] = (*samplers_)[target]->sample(logits, maxima_.get() + i * blocks);
             }
         });
     }

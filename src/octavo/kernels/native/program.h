@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -36,7 +37,9 @@ class ActivationBuffer {
   public:
     // Room for rows of k of the given ActivationCodes, which may be several; never shrinks.
     void reserve(int rows, int k, int codes);
-    void quantize(const KernelTable& kernels, int row, const float* x, int k, int codes);
+    // x: values [first, first + count) of a row of k, in whole groups.
+    void quantize(const KernelTable& kernels, int row, int k, int first, int count, const float* x,
+                  int codes);
     Activations view(const float* x, int x_stride) const;
     int64_t nbytes() const;
 
@@ -49,9 +52,12 @@ class ActivationBuffer {
 };
 
 // out[rows, sum of out_features] (+)= x[rows, in_features] * matrices side by side. Within a Session.
+// then(begin, end): called for columns [begin, end) of out by the thread that has computed them for all rows;
+// they are `unit` panels of one matrix, or several units, or its last columns.
 void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
-            float* out, int out_stride, bool accumulate);
+            float* out, int out_stride, bool accumulate, int unit = 1,
+            const std::function<void(int64_t begin, int64_t end)>& then = nullptr);
 
 class Program {
   public:
@@ -67,8 +73,8 @@ class Program {
     // scales q by 1 / sqrt(head_dim), stores k and v to the row's slot, then attends over the sequence's
     // blocks into out. Layers are numbered in the order of recording.
     void attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim);
-    // out = silu(first half of gate_up) * second half.
-    void silu_mul(int gate_up, int out);
+    // out = silu(in * gate) * (in * up), where gate and up have equal sizes.
+    void gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up, int out);
     // Final norm and output head, for the rows that need logits; the last operation.
     void logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head);
     // cos and sin of position * inverse_frequencies[i], both times `magnitude` (1 except for YaRN).
@@ -104,22 +110,28 @@ class Program {
         int in, out;
         std::vector<std::shared_ptr<Matrix>> matrices;
         bool accumulate;
+        int slot;        // of activations_, its codes
+        int rope_layer;  // whose q, k and v these are, to be rotated and stored as they come; or -1
     };
     struct RopeAndStore {
         int qkv, layer;
     };
     struct Attend {
-        int qkv, out, layer;
+        int qkv, out, layer, codes;
     };
-    struct SiluMul {
-        int in, out, codes;
+    struct GatedLinear {
+        int in, out;
+        std::shared_ptr<Matrix> gate, up;
+        int slot;  // of activations_, the codes it reads; its own go to the other one
+        int codes;
     };
     struct Logits {
         int in;
         std::vector<float> weight;
         float eps;
     };
-    using Operation = std::variant<Embed, RmsNorm, Quantize, Linear, RopeAndStore, Attend, SiluMul, Logits>;
+    using Operation =
+        std::variant<Embed, RmsNorm, Quantize, Linear, RopeAndStore, Attend, GatedLinear, Logits>;
 
     // The rows of the batch that one pass computes.
     struct Tile {
@@ -139,9 +151,17 @@ class Program {
                       bool all);
     float* row(int buffer, int64_t index) { return buffers_[buffer].get() + index * widths_[buffer]; }
     PagedKV paged_kv(int layer) const;
+    // Has the rows of `in` quantised, by the operation that makes them where it can: one pass less. Returns
+    // the slot of activations_ that holds them.
+    int codes_of(int in, int codes);
     void run_operation(const Operation& operation);
+    void rope_and_store(int qkv, int layer, int64_t begin, int64_t end);
+    void run_gated_linear(const GatedLinear& op);
     void run_logits(const Logits& op);
     int64_t rows_at_once(int rows) const;
+    int64_t num_logit_blocks() const {
+        return (vocab_size() + static_cast<int64_t>(kLogitBlock) - 1) / static_cast<int64_t>(kLogitBlock);
+    }
 
     std::shared_ptr<ThreadPool> pool_;
     const KernelTable& kernels_;
@@ -149,16 +169,17 @@ class Program {
     std::vector<Operation> operations_;
     std::vector<std::unique_ptr<float[]>> buffers_;
     std::vector<int> widths_;
-    ActivationBuffer activations_;
+    ActivationBuffer activations_[2];
     int num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
     int64_t vocab_rows_ = 0;
     std::shared_ptr<Matrix> head_;
-    int head_rows_ = 0;  // rows whose logits are held at once
-    std::unique_ptr<float[]> head_input_, logits_;
+    int head_rows_ = 0;                                      // rows whose logits are held at once
+    std::unique_ptr<float[]> head_input_, logits_, maxima_;  // maxima_: see block_maxima
     std::vector<double> inverse_frequencies_;
     double rope_magnitude_ = 1.0;
     std::unique_ptr<float[]> rope_cos_, rope_sin_;  // [row_tile][rope_dim / 2]
     std::unique_ptr<AttentionWork> attention_;
+    std::vector<std::unique_ptr<float[]>> gated_scratch_;  // [row_tile][32], a thread each
 
     uint8_t* arena_ = nullptr;
     int64_t extent_bytes_ = 0, num_blocks_ = 0;

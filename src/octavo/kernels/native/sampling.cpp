@@ -83,6 +83,13 @@ void depth_bins(const float* x, float peak, float scale, int32_t* bins) {
 
 size_t num_blocks(size_t count) { return (count + kBlock - 1) / kBlock; }
 
+// The largest logit of a whole block, NaN if it holds one.
+float maximum_or_nan(const float* block) {
+    Ints nan = {};
+    const float top = block_maximum(block, &nan);
+    return (nan[0] | nan[1] | nan[2] | nan[3]) != 0 ? kUnusable : top;
+}
+
 // A logit that at least `count` tokens reach: the count-th largest block maximum, or -inf with fewer blocks.
 float logit_reached_by(size_t count, const std::vector<float>& maxima, std::vector<float>& scratch) {
     if (count > maxima.size()) return -kInfinity;
@@ -112,21 +119,7 @@ class Sampler::Row {
     float logit(int32_t token_id) const { return logits_[token_id]; }
     size_t num_blocks() const { return num_blocks_; }
 
-    // Fills maxima[num_blocks] and returns the largest logit, or NaN if the row cannot be used: it holds NaN
-    // or +inf, or nothing but -inf.
-    float scan(std::vector<float>& maxima) const {
-        maxima.resize(num_blocks_);
-        Ints nan = {};
-        float peak = -kInfinity;
-        for (size_t b = 0; b < num_blocks_; ++b) {
-            const float top = block_maximum(block(b), &nan);
-            maxima[b] = top;
-            peak = top > peak ? top : peak;
-        }
-        const bool has_nan = (nan[0] | nan[1] | nan[2] | nan[3]) != 0;
-        if (has_nan || peak == kInfinity || peak == -kInfinity) return kUnusable;
-        return peak;
-    }
+    float maximum(size_t index) const { return maximum_or_nan(block(index)); }
 
     // The lowest token id whose logit equals the peak.
     int32_t first_equal(const std::vector<float>& maxima, float peak) const {
@@ -141,6 +134,16 @@ class Sampler::Row {
     size_t num_blocks_;
     std::array<float, kBlock> tail_;
 };
+
+void block_maxima(const float* logits, size_t count, float* maxima) {
+    const size_t whole = count / kBlock, rest = count % kBlock;
+    for (size_t b = 0; b < whole; ++b) maxima[b] = maximum_or_nan(logits + b * kBlock);
+    if (rest == 0) return;
+    std::array<float, kBlock> tail;
+    tail.fill(-kInfinity);
+    std::memcpy(tail.data(), logits + whole * kBlock, rest * sizeof(float));
+    maxima[whole] = maximum_or_nan(tail.data());
+}
 
 // ---- parameters
 
@@ -238,17 +241,24 @@ bool Sampler::edits() const {
     return !seen_.empty() || !logit_bias_.empty() || (position_ < min_tokens_ && !stop_token_ids_.empty());
 }
 
-// Returns logits themselves, or an altered copy. O(distinct tokens seen) beside the copy.
-const float* Sampler::edit(const float* logits) {
-    if (!edits()) return logits;
-    edited_.assign(logits, logits + vocab_size_);
-    float* x = edited_.data();
-    for (const auto& [id, bias] : logit_bias_) x[id] += bias;
+// Alters the logits of single tokens where they stand, and keeps what they were. O(distinct tokens seen).
+void Sampler::edit(float* x) {
+    undo_.clear();
+    if (!edits()) return;
+    const auto keep = [&](int32_t id) { undo_.emplace_back(id, x[id]); };
+    for (const auto& [id, bias] : logit_bias_) {
+        keep(id);
+        x[id] += bias;
+    }
     if (position_ < min_tokens_) {
-        // NaN and +inf stay, to be found by the scan: a ban must not hide a broken row.
-        for (const int32_t id : stop_token_ids_) x[id] = x[id] < kInfinity ? -kInfinity : x[id];
+        // NaN and +inf stay, to be found among the maxima: a ban must not hide a broken row.
+        for (const int32_t id : stop_token_ids_) {
+            keep(id);
+            x[id] = x[id] < kInfinity ? -kInfinity : x[id];
+        }
     }
     for (const auto& [id, count] : seen_) {
+        keep(id);
         // Keskar et al. 2019 (CTRL), section 4.1, with the sign taken into account.
         x[id] = x[id] > 0 ? x[id] / repetition_penalty_ : x[id] * repetition_penalty_;
         if (count > 0) {
@@ -256,7 +266,32 @@ const float* Sampler::edit(const float* logits) {
             x[id] -= presence_penalty_;
         }
     }
-    return x;
+}
+
+// The logits as they were. A token that was altered twice gets its first value last.
+void Sampler::restore(float* x) const {
+    for (auto it = undo_.rbegin(); it != undo_.rend(); ++it) x[it->first] = it->second;
+}
+
+// Brings the maxima of the blocks that hold altered tokens up to date.
+void Sampler::refresh_maxima(const Row& row) {
+    size_t last = row.num_blocks();
+    for (const auto& [id, was] : undo_) {
+        const size_t block = static_cast<size_t>(id) / kBlock;
+        if (block != last) maxima_[block] = row.maximum(block);
+        last = block;
+    }
+}
+
+// The largest logit, or NaN if the row cannot be used: it holds NaN or +inf, or nothing but -inf.
+float Sampler::peak() const {
+    float peak = -kInfinity;
+    bool nan = false;
+    for (const float top : maxima_) {
+        nan |= top != top;
+        peak = top > peak ? top : peak;
+    }
+    return nan || peak == kInfinity || peak == -kInfinity ? kUnusable : peak;
 }
 
 // ---- who may be drawn
@@ -359,33 +394,38 @@ int32_t Sampler::draw(const Row& row, float peak) {
     return static_cast<int32_t>(b * kBlock + i);
 }
 
-Sampled Sampler::sample(const float* logits) {
+Sampled Sampler::sample(float* logits, const float* maxima) {
     Sampled sampled;
-    const float* x = edit(logits);
-    const Row row(x, vocab_size_);
-    const float peak = row.scan(maxima_);
-    if (peak == peak) {
-        if (greedy_) {
-            sampled.token_id = row.first_equal(maxima_, peak);
-        } else {
-            cut(row, peak);
-            sampled.token_id = draw(row, peak);
+    maxima_.assign(maxima, maxima + num_blocks(static_cast<size_t>(vocab_size_)));
+    edit(logits);
+    {
+        const Row row(logits, vocab_size_);
+        refresh_maxima(row);
+        const float top = peak();
+        if (top == top) {
+            if (greedy_) {
+                sampled.token_id = row.first_equal(maxima_, top);
+            } else {
+                cut(row, top);
+                sampled.token_id = draw(row, top);
+            }
         }
-        if (num_logprobs_ >= 0) report_logprobs(logits, x != logits, peak, sampled);
-        if (repetition_penalty_ != 1.0f || presence_penalty_ != 0.0f || frequency_penalty_ != 0.0f) {
+    }
+    restore(logits);
+    if (sampled.token_id >= 0) {
+        if (num_logprobs_ >= 0) report_logprobs(logits, sampled);
+        if (repetition_penalty_ != 1.0f || presence_penalty_ != 0.0f || frequency_penalty_ != 0.0f)
             see(sampled.token_id, 1);
-        }
     }
     ++position_;
     return sampled;
 }
 
-// Log-probabilities of the raw logits. edited: the draw was from other logits than these, so that neither
-// maxima_ nor peak describe them.
-void Sampler::report_logprobs(const float* logits, bool edited, float peak, Sampled& sampled) {
+// Log-probabilities of the raw logits.
+void Sampler::report_logprobs(const float* logits, Sampled& sampled) {
     const Row row(logits, vocab_size_);
-    const std::vector<float>& maxima = edited ? raw_maxima_ : maxima_;
-    if (edited) peak = row.scan(raw_maxima_);
+    refresh_maxima(row);
+    const float peak = this->peak();
     uint64_t total = 0;
     uint64_t weights[kBlock];
     for (size_t b = 0; b < row.num_blocks(); ++b) {
@@ -399,11 +439,11 @@ void Sampler::report_logprobs(const float* logits, bool edited, float peak, Samp
 
     const size_t wanted = static_cast<size_t>(num_logprobs_);
     if (wanted == 0) return;
-    const float reached = logit_reached_by(wanted, maxima, scratch_);
+    const float reached = logit_reached_by(wanted, maxima_, scratch_);
     const float floor = std::max(reached, std::numeric_limits<float>::lowest());  // -inf is never listed
     keys_.clear();
     for (size_t b = 0; b < row.num_blocks(); ++b) {
-        if (maxima[b] < floor) continue;
+        if (maxima_[b] < floor) continue;
         const float* x = row.block(b);
         for (size_t i = 0; i < kBlock; ++i) {
             if (x[i] >= floor) keys_.push_back(rank_key(x[i], static_cast<int32_t>(b * kBlock + i)));
@@ -419,8 +459,12 @@ void Sampler::report_logprobs(const float* logits, bool edited, float peak, Samp
 
 Distribution Sampler::distribution(const float* logits) {
     Distribution result;
-    const Row row(edit(logits), vocab_size_);
-    const float peak = row.scan(maxima_);
+    std::vector<float> edited(logits, logits + vocab_size_);
+    edit(edited.data());
+    maxima_.resize(num_blocks(edited.size()));
+    block_maxima(edited.data(), edited.size(), maxima_.data());
+    const Row row(edited.data(), vocab_size_);
+    const float peak = this->peak();
     if (peak != peak) return result;
     if (greedy_) return {{row.first_equal(maxima_, peak)}, {1.0}};
     cut(row, peak);
@@ -529,7 +573,10 @@ void bind_sampling(nb::module_& m) {
             [](Sampler& self, const Logits& logits) {
                 const float* x = checked(self, logits);
                 nb::gil_scoped_release release;
-                return self.sample(x);
+                std::vector<float> row(x, x + self.vocab_size());
+                std::vector<float> maxima(num_blocks(row.size()));
+                block_maxima(row.data(), row.size(), maxima.data());
+                return self.sample(row.data(), maxima.data());
             },
             nb::arg("logits"),
             "logits: float32[vocab_size]. Draws the token of the next output position. Raises ValueError for "

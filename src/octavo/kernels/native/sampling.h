@@ -50,6 +50,13 @@ struct Distribution {
     std::vector<double> probabilities;
 };
 
+// Rows of logits are looked at in blocks of this many (the last one may be shorter).
+constexpr size_t kLogitBlock = 64;
+
+// The largest logit of each block, NaN where it holds one: maxima[ceil(count / kLogitBlock)] of `count`
+// logits. The output head makes them while the logits are in cache, and few rows are walked again.
+void block_maxima(const float* logits, size_t count, float* maxima);
+
 class Sampler {
   public:
     // Throws std::invalid_argument, with the number and the permitted range, for any option outside its
@@ -61,8 +68,9 @@ class Sampler {
     void observe_prompt(std::span<const int32_t> token_ids);
 
     // Draws the next output token from logits: float32[vocab_size], remembers it, and moves on by one
-    // position.
-    Sampled sample(const float* logits);
+    // position. maxima: what block_maxima makes of the logits. They are altered meanwhile, and as they were
+    // afterwards.
+    Sampled sample(float* logits, const float* maxima);
 
     // What sample(logits) would draw from at this position. Changes nothing that a later sample depends on.
     Distribution distribution(const float* logits);
@@ -88,13 +96,16 @@ class Sampler {
 
     void see(int32_t token_id, uint32_t output_count);
     bool edits() const;
-    const float* edit(const float* logits);
+    void edit(float* logits);
+    void restore(float* logits) const;
+    void refresh_maxima(const Row& row);
+    float peak() const;
     void cut(const Row& row, float peak);
     void cut_at(const Row& row, float peak, Measure measure);
     bool may_hold_survivors(size_t block, float peak) const;
     uint64_t weigh(const Row& row, size_t block, float peak, uint64_t* weights) const;
     int32_t draw(const Row& row, float peak);
-    void report_logprobs(const float* logits, bool edited, float peak, Sampled& sampled);
+    void report_logprobs(const float* logits, Sampled& sampled);
 
     int32_t vocab_size_;
     bool greedy_;
@@ -117,11 +128,10 @@ class Sampler {
     std::unordered_map<int32_t, size_t> seen_index_;
 
     // Scratch, kept from call to call.
-    std::vector<float> edited_;      // [vocab_size], only where something alters the logits
-    std::vector<float> maxima_;      // [num_blocks] largest logit of each block of the row that is drawn from
-    std::vector<float> raw_maxima_;  // the same of the raw logits, for log-probabilities of an edited row
-    std::vector<uint64_t> masses_;   // [num_blocks] weight of each block's survivors
-    std::vector<float> scratch_;     // [num_blocks] for selection among maxima
+    std::vector<std::pair<int32_t, float>> undo_;  // altered tokens and their raw logits, in order
+    std::vector<float> maxima_;     // [num_blocks] largest logit of each block of the row that is drawn from
+    std::vector<uint64_t> masses_;  // [num_blocks] weight of each block's survivors
+    std::vector<float> scratch_;    // [num_blocks] for selection among maxima
     Cut cut_ = {};
     std::vector<uint64_t> keys_;
     std::vector<std::pair<uint64_t, uint64_t>> ranked_;  // (key, measure)

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <limits>
 
+#include "sampling.h"
+
 namespace octavo {
 namespace {
 
@@ -20,7 +22,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Rows are walked in blocks of this many logits. The largest logit of each block, found while looking for the
 // peak, later tells which blocks can hold a candidate: the k-th largest of those maxima bounds the k-th
 // logit.
-constexpr size_t kBlock = 64;
+constexpr size_t kBlock = kLogitBlock;
 
 // Weights, exp((logit - peak) / temperature), are integers in units of 2^-40: their sums are exact, so no
 // order of adding, and no way of selecting candidates, can change a draw. A token further than kNegligible
