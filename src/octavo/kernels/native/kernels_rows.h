@@ -30,14 +30,6 @@ inline float sum_lanes(F32x8 a) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
-inline float max_lanes(F32x8 a) {
-    float v[8];
-    store(v, a);
-    float m = v[0];
-    for (int i = 1; i < 8; ++i) m = v[i] > m ? v[i] : m;
-    return m;
-}
-
 // The first `count` lanes of p, the others `fill`.
 inline F32x8 load_first(const float* p, int count, float fill) {
     float v[8];
@@ -51,11 +43,10 @@ constexpr float kSmallestNormal = 1.17549435e-38f;
 // that its request fails and its neighbours' do not. There are no codes for such a group: it becomes zeros.
 inline float take_broken(F32x8 (&v)[4]) {
     const F32x8 zero = zero_f32();
-    const float nan_or_zero =
-        sum_lanes(add(add(mul(v[0], zero), mul(v[1], zero)), add(mul(v[2], zero), mul(v[3], zero))));
-    if (nan_or_zero != 0.0f)
-        for (F32x8& lanes : v) lanes = zero;
-    return nan_or_zero;
+    if (all_zero(add(add(mul(v[0], zero), mul(v[1], zero)), add(mul(v[2], zero), mul(v[3], zero)))))
+        return 0.0f;
+    for (F32x8& lanes : v) lanes = zero;
+    return __builtin_nanf("");
 }
 
 inline float largest_magnitude(const F32x8 (&v)[4]) {
@@ -71,13 +62,11 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
         const float first = largest_magnitude(v);
         // The first of the largest: its value apart, 0 in its place.
         int at = 0;
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 3; i >= 0; --i) {
             const int lane = first_lane_equal(abs(v[i]), first);
-            if (lane == 8) continue;
-            at = 8 * i + lane;
-            v[i] = without_lane(v[i], lane);
-            break;
+            at = lane < 8 ? 8 * i + lane : at;
         }
+        for (int i = 0; i < 4; ++i) v[i] = without_lane(v[i], at - 8 * i);
         const float second = largest_magnitude(v);
         const float fine = second / 127.0f, coarse = first / 32767.0f;
         const float step = fine > coarse ? fine : coarse;

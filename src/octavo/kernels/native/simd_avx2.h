@@ -57,11 +57,22 @@ inline I32x8 bits(I32x8 a, int from, int count) {
 }
 inline void store(int32_t* p, I32x8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 
+// The largest lane; where one is NaN, any.
+inline float max_lanes(F32x8 a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+// No lane is anything but 0; one that is NaN is.
+inline bool all_zero(F32x8 a) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a.v, _mm256_setzero_ps(), _CMP_NEQ_UQ)) == 0;
+}
 // The first lane of a that equals x, 8 if none does.
 inline int first_lane_equal(F32x8 a, float x) {
     const int equal = _mm256_movemask_ps(_mm256_cmp_ps(a.v, _mm256_set1_ps(x), _CMP_EQ_OQ));
     return __builtin_ctz(equal | 256);
 }
+// a with 0 in that lane; a where there is no such lane.
 inline F32x8 without_lane(F32x8 a, int lane) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return {_mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, _mm256_set1_epi32(lane))), a.v)};

@@ -134,6 +134,18 @@ inline F32x8 without_lane(F32x8 a, int lane) {
 
 #undef OCTAVO_LANES
 
+// The largest lane; where one is NaN, any.
+inline float max_lanes(F32x8 a) {
+    float m = a.v[0];
+    for (int i = 1; i < 8; ++i) m = a.v[i] > m ? a.v[i] : m;
+    return m;
+}
+// No lane is anything but 0; one that is NaN is.
+inline bool all_zero(F32x8 a) {
+    bool zero = true;
+    for (int i = 0; i < 8; ++i) zero &= a.v[i] == 0.0f;
+    return zero;
+}
 inline int first_lane_equal(F32x8 a, float x) {
     int lane = 0;
     while (lane < 8 && a.v[lane] != x) ++lane;
