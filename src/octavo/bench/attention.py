@@ -33,11 +33,6 @@ class AttentionShape:
     num_layers: int
 
 
-SMOLLM2_HEADS = AttentionShape("smollm2-135m", 9, 3, 64, 30)
-WIDE_HEADS = AttentionShape("8b heads", 32, 8, 128, 32)
-"""Llama 3.1 8B: heads of 128, four of them for each key-value head."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
     """One layer: the new tokens' keys and values stored, then attended.

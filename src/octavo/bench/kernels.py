@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench import attention as attention_bench
 from octavo.bench import matmul as matmul_bench
-from octavo.bench.attention import (
-    SMOLLM2_HEADS,
-    WIDE_HEADS,
-    AttentionResult,
-    AttentionShape,
-    measure_attention,
-)
+from octavo.bench.attention import AttentionResult, AttentionShape, measure_attention
 from octavo.bench.limits import Limits, measure_limits
 from octavo.bench.machine import Machine, last_level_cache_bytes
-from octavo.bench.matmul import (
-    ONE_BILLION_SHAPES,
-    SMOLLM2_SHAPES,
-    MatmulResult,
-    MatmulShape,
-    measure_matmuls,
-)
-from octavo.bench.recorded import ROW_TILE
+from octavo.bench.matmul import MOST_ROWS, MatmulResult, MatmulShape, left_out, measure_matmuls
+from octavo.bench.shapes import EIGHT_BILLION, MODELS, SMOLLM2, ModelShape
 from octavo.kernels import ThreadPool, available_instruction_sets
 from octavo.kernels.threads import default_num_threads
 
@@ -43,7 +31,8 @@ class KernelPlan:
     """What is measured and how thoroughly.
 
     threads, instruction_set: None fits the machine. cold_bytes: what pushes itself out of every cache when
-    read in turn. read_bytes: of the array behind the read limit. most_bytes: of KV for one case.
+    read in turn. read_bytes: of the array behind the read limit. most_bytes: of KV for one case, and of one
+    matrix, which is measured with as many columns as fit.
 
     Raises: ValueError for a weight type or a number of rows that cannot be measured.
     """
@@ -51,14 +40,14 @@ class KernelPlan:
     threads: int | None = None
     instruction_set: str | None = None
     parts: Sequence[str] = PARTS
-    shapes: Sequence[MatmulShape] = SMOLLM2_SHAPES
+    shapes: Sequence[MatmulShape] = tuple(shape for model in MODELS for shape in model.matmuls())
     types: Sequence[str] = matmul_bench.TYPES
     rows: Sequence[int] = matmul_bench.ROWS
-    heads: Sequence[AttentionShape] = (SMOLLM2_HEADS, WIDE_HEADS)
+    heads: Sequence[AttentionShape] = (SMOLLM2.heads(), EIGHT_BILLION.heads())
     contexts: Sequence[int] = attention_bench.CONTEXTS
     streams: Sequence[int] = attention_bench.STREAMS
     prompts: Sequence[int] = attention_bench.PROMPTS
-    repeats: int = 7
+    repeats: int = 5
     cold_bytes: int = field(default_factory=lambda: 4 * last_level_cache_bytes())
     read_bytes: int = field(default_factory=lambda: max(256 * _MIB, 8 * last_level_cache_bytes()))
     most_bytes: int = 512 * _MIB
@@ -67,14 +56,15 @@ class KernelPlan:
         for type_ in self.types:
             matmul_bench.check_type(type_)
         for rows in self.rows:
-            if rows > ROW_TILE:
-                raise ValueError(f"a product is measured with up to {ROW_TILE} rows, not with {rows}")
+            if rows > MOST_ROWS:
+                raise ValueError(f"a product is measured with up to {MOST_ROWS} rows, not with {rows}")
 
     def quick(self) -> KernelPlan:
-        """A few seconds' worth: enough to see that a change did not make things worse."""
+        """A few seconds' worth of the first model: enough to see that a change did not make things worse."""
         return dataclasses.replace(
             self,
-            types=self.types[1:2] if tuple(self.types) == matmul_bench.TYPES else self.types,
+            shapes=[shape for shape in self.shapes if shape.model == self.shapes[0].model],
+            types=self.types[:1] if tuple(self.types) == matmul_bench.TYPES else self.types,
             rows=(1, 8, 256) if tuple(self.rows) == matmul_bench.ROWS else self.rows,
             heads=self.heads[:1],
             contexts=(512, 4096),
@@ -89,17 +79,24 @@ class KernelPlan:
         """Every case timed so often."""
         return dataclasses.replace(self, repeats=repeats)
 
-    def with_one_billion(self) -> KernelPlan:
-        """The products of a 1B model as well."""
-        return dataclasses.replace(self, shapes=(*self.shapes, *ONE_BILLION_SHAPES))
+    def of_models(self, models: Sequence[ModelShape]) -> KernelPlan:
+        """The products and the heads of these."""
+        return dataclasses.replace(
+            self,
+            shapes=[shape for model in models for shape in model.matmuls()],
+            heads=[model.heads() for model in models],
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
+    """left_out: products that cannot be had in a type, a sentence each."""
+
     machine: Machine
     limits: Limits
     matmul: list[MatmulResult]
     attention: list[AttentionResult]
+    left_out: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """Field names are stable: those of the dataclasses."""
@@ -123,6 +120,7 @@ def measure_kernels(plan: KernelPlan, say: Callable[[str], None] = lambda _: Non
             types=plan.types,
             rows=plan.rows,
             cold_bytes=plan.cold_bytes,
+            most_bytes=plan.most_bytes,
             repeats=plan.repeats,
             say=say,
         )
@@ -141,7 +139,8 @@ def measure_kernels(plan: KernelPlan, say: Callable[[str], None] = lambda _: Non
             repeats=plan.repeats,
             say=say,
         )
-    return KernelReport(machine, limits, matmul, attention)
+    missing = left_out(plan.shapes, plan.types) if "matmul" in plan.parts else []
+    return KernelReport(machine, limits, matmul, attention, missing)
 
 
 def print_report(report: KernelReport, console: Console) -> None:
@@ -150,11 +149,14 @@ def print_report(report: KernelReport, console: Console) -> None:
     console.print(report.machine.describe())
     console.print(
         f"limits: {limits.fp32_gflops:.0f} GFLOP/s fp32, {limits.int8_gops:.0f} GOP/s int8, "
+        f"{limits.int8_summed_gops:.0f} GOP/s int8_summed, "
         f"{limits.read_gbs:.1f} GB/s read over {limits.read_bytes // _MIB} MiB"
     )
     for model, type_ in dict.fromkeys((result.model, result.type) for result in report.matmul):
         products = [r for r in report.matmul if (r.model, r.type) == (model, type_)]
         console.print(_matmul_table(f"{model}, {type_}", products))
+    for sentence in report.left_out:
+        console.print(f"left out: {sentence}")
     for model in dict.fromkeys(result.model for result in report.attention):
         decode = [r for r in report.attention if r.model == model and r.kind == "decode"]
         if decode:
@@ -173,11 +175,13 @@ def _matmul_table(title: str, results: Sequence[MatmulResult]) -> Table:
     table = _table(title, ["rows", *(f"{name}\n{columns}x{k}" for name, columns, k in shapes)])
     cells = {(r.shape, r.rows): r for r in results}
     for rows in dict.fromkeys(result.rows for result in results):
-        table.add_row(str(rows), *(_matmul_cell(cells[name, rows]) for name, _, _ in shapes))
+        table.add_row(str(rows), *(_matmul_cell(cells.get((name, rows))) for name, _, _ in shapes))
     return table
 
 
-def _matmul_cell(result: MatmulResult) -> str:
+def _matmul_cell(result: MatmulResult | None) -> str:
+    if result is None:
+        return ""
     cell = f"{result.gops:.0f} ({result.percent_of_peak:.0f} %)"
     if result.weights_from == "memory":
         cell += f"\n{result.weight_gbs:.1f} ({result.percent_of_read:.0f} %)"

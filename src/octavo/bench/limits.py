@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels import ThreadPool
-from octavo.kernels._native import peak_fma, peak_int8, time_read
+from octavo.kernels._native import peak_fma, peak_int8, peak_int8_summed, time_read
 
 _FIRST_ITERATIONS = 100_000
 _LOOP_SECONDS = 0.03
@@ -21,15 +21,26 @@ class Limits:
     """The best of several repeats, all threads together: a limit is what can be reached, not what is usual.
 
     fp32_gflops: independent multiply-adds in registers, 2 operations each, 10^9 a second.
-    int8_gops: the same for 8-bit products each widened at once. 4-bit codes leave room for several products
-    before they are widened, so their kernels may exceed it.
+    int8_gops: the same for products of two 8-bit numbers, each widened at once.
+    int8_summed_gops: for 4-bit codes times 8-bit numbers, eight products added in 16 bits before they are
+    widened; with VNNI, which widens as it adds, and on the portable path, which computes in 32 bits, this is
+    the loop of int8_gops.
     read_gbs: 10^9 bytes a second over `read_bytes` of memory.
     """
 
     fp32_gflops: float
     int8_gops: float
+    int8_summed_gops: float
     read_gbs: float
     read_bytes: int
+
+    def gops_of(self, peak: str) -> float:
+        """The limit of arithmetic named "fp32", "int8" or "int8_summed"."""
+        return {
+            "fp32": self.fp32_gflops,
+            "int8": self.int8_gops,
+            "int8_summed": self.int8_summed_gops,
+        }[peak]
 
 
 def measure_limits(pool: ThreadPool, instruction_set: str, *, read_bytes: int, repeats: int) -> Limits:
@@ -39,6 +50,7 @@ def measure_limits(pool: ThreadPool, instruction_set: str, *, read_bytes: int, r
     return Limits(
         fp32_gflops=_peak(lambda n: peak_fma(pool, n, instruction_set), repeats) / 1e9,
         int8_gops=_peak(lambda n: peak_int8(pool, n, instruction_set), repeats) / 1e9,
+        int8_summed_gops=_peak(lambda n: peak_int8_summed(pool, n, instruction_set), repeats) / 1e9,
         read_gbs=read_bytes / min(seconds) / 1e9,
         read_bytes=read_bytes,
     )

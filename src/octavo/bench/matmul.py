@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.bench.limits import Limits
-from octavo.bench.recorded import RecordedProgram, chunks_without_kv, spread_of_one
+from octavo.bench.recorded import ROW_TILE, RecordedProgram, chunks_without_kv, spread_of_one
 from octavo.kernels import Matrix, Program, ThreadPool, WeightStore
 
-TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16")
-ROWS = (1, 2, 4, 8, 16, 64, 256)
+TYPES = ("Q4_0", "Q8_0")
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MOST_ROWS = 512
 
 _OPERATIONS_A_STEP = 4e9
 """Where arithmetic takes the time, a step need not go through all copies: about 30 ms on two cores."""
@@ -21,37 +23,26 @@ _OPERATIONS_A_STEP = 4e9
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """x[rows, in_features] times a matrix [out_features, in_features]."""
+    """x[rows, in_features] times a matrix [out_features, in_features], for at most `most_rows` rows."""
 
     model: str
     name: str
     out_features: int
     in_features: int
-
-
-SMOLLM2_SHAPES = (
-    MatmulShape("smollm2-135m", "qkv", 960, 576),
-    MatmulShape("smollm2-135m", "o", 576, 576),
-    MatmulShape("smollm2-135m", "gate+up", 3072, 576),
-    MatmulShape("smollm2-135m", "down", 576, 1536),
-    MatmulShape("smollm2-135m", "head", 49152, 576),
-)
-ONE_BILLION_SHAPES = (
-    MatmulShape("1b", "qkv", 3072, 2048),
-    MatmulShape("1b", "o", 2048, 2048),
-    MatmulShape("1b", "gate+up", 16384, 2048),
-    MatmulShape("1b", "down", 2048, 8192),
-)
-"""Llama 3.2 1B: 32 query and 8 key-value heads of 64. Its head of 128,256 is left out: 525 MB as F16."""
+    most_rows: int = MOST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulResult:
     """One product of `rows` activations, their quantisation included.
 
-    seconds: median, with the fastest and the slowest repeat. weights_from: "memory" where each product reads
-    weights that the caches cannot hold any more, else "cache". weight_gbs: packed bytes read a second, 10^9.
-    percent_of_peak: of `peak`, the int8 limit for quantised weights and the fp32 limit for floats.
+    out_features: as measured, less than the model's where its matrix would be too large. seconds: median,
+    with the fastest and the slowest repeat. weights_from: "memory" where each product reads weights that the
+    caches cannot hold any more, else "cache". weight_gbs: packed bytes read a second, 10^9, each once for
+    every 256 rows.
+    percent_of_peak: of `peak`, a limit of the same run: "fp32" for floats, "int8_summed" where products of
+    codes of up to 6 bits are added before they are widened, "int8" for 8-bit and table codes. (8-bit weights
+    meet 16-bit activations: with VNNI they reach half of "int8" at most.)
     percent_of_read: weight_gbs of the read limit.
     """
 
@@ -82,28 +73,56 @@ def measure_matmuls(
     types: Sequence[str],
     rows: Sequence[int],
     cold_bytes: int,
+    most_bytes: int,
     repeats: int,
     say: Callable[[str], None],
 ) -> Iterator[MatmulResult]:
-    """rows: each at most ROW_TILE. cold_bytes: weights that, read in turn, push each other out of every
-    cache. Shapes whose rows a type's blocks do not fill are left out."""
-    for type_ in types:
-        for shape in shapes:
-            say(f"{shape.model} {shape.name} {type_}")
-            if type_ in _BLOCKS and shape.in_features % _BLOCKS[type_][0] != 0:
-                say(f"left out: rows of {shape.in_features} are not whole blocks of {_BLOCKS[type_][0]}")
+    """rows: each at most MOST_ROWS. cold_bytes: weights that, read in turn, push each other out of every
+    cache. most_bytes: of one matrix in a file; of a larger one as many columns are measured as fit. Shapes
+    that `left_out` names are not measured.
+
+    Memory: the source of one matrix, and packed copies of it: one, or cold_bytes and one where that is less.
+    """
+    for shape in shapes:
+        for type_ in types:
+            if not _is_whole(shape, type_):
                 continue
-            weights = _Copies(pool, shape, type_, cold_bytes)
+            say(f"{shape.model} {shape.name} {type_}")
+            part = _within(shape, type_, most_bytes)
+            weights = _Copies(pool, part, type_, cold_bytes)
             empty = RecordedProgram(pool, instruction_set, shape.in_features)
             empty.bind_nothing()
             for count in rows:
-                yield _measure(
-                    pool, instruction_set, limits, shape, weights, empty, count, cold_bytes, repeats
-                )
+                if count <= shape.most_rows:
+                    yield _measure(
+                        pool, instruction_set, limits, part, weights, empty, count, cold_bytes, repeats
+                    )
+
+
+def left_out(shapes: Sequence[MatmulShape], types: Sequence[str]) -> list[str]:
+    """A sentence for each product whose rows a type's blocks do not fill."""
+    return [
+        f"{shape.model} {shape.name} as {type_}: rows of {shape.in_features:,} weights are not whole blocks "
+        f"of {_block_of(type_)[0]}"
+        for shape in shapes
+        for type_ in types
+        if not _is_whole(shape, type_)
+    ]
+
+
+def _is_whole(shape: MatmulShape, type_: str) -> bool:
+    return shape.in_features % _block_of(type_)[0] == 0
+
+
+def _within(shape: MatmulShape, type_: str, most_bytes: int) -> MatmulShape:
+    """The shape, or as many of its columns in whole panels as fit, one panel at least."""
+    weights, size = _block_of(type_)
+    columns = most_bytes // (shape.in_features // weights * size) // _PANEL_COLUMNS * _PANEL_COLUMNS
+    return dataclasses.replace(shape, out_features=min(shape.out_features, max(columns, _PANEL_COLUMNS)))
 
 
 class _Copies:
-    """Enough copies of one matrix to fill `cold_bytes`, at least two."""
+    """Enough copies of one matrix to fill `cold_bytes`; at least two of one that does not do so alone."""
 
     def __init__(self, pool: ThreadPool, shape: MatmulShape, type_: str, cold_bytes: int) -> None:
         source = random_weights(type_, shape.out_features, shape.in_features)
@@ -113,7 +132,7 @@ class _Copies:
             return Matrix(store, type_, source, shape.out_features, shape.in_features, pool)
 
         self.matrices = [pack()]
-        wanted = max(2, -(-cold_bytes // self.matrices[0].nbytes))
+        wanted = -(-cold_bytes // self.matrices[0].nbytes)
         self.matrices += [pack() for _ in range(wanted - 1)]
 
     @property
@@ -138,7 +157,8 @@ def _measure(
     repeats: int,
 ) -> MatmulResult:
     operations = 2 * shape.out_features * shape.in_features * rows
-    copies = min(len(weights.matrices), max(2, int(_OPERATIONS_A_STEP / operations)))
+    # One product that takes a step's time alone needs no second.
+    copies = min(len(weights.matrices), max(1, -int(-_OPERATIONS_A_STEP // operations)))
 
     def record(program: Program, x: int) -> None:
         out = program.buffer(shape.out_features)
@@ -149,9 +169,9 @@ def _measure(
     full.bind_nothing()
     chunks = chunks_without_kv(rows)
     taken = spread_of_one(lambda: full.seconds(*chunks), lambda: empty.seconds(*chunks), copies, repeats)
-    peak, peak_gops = ("fp32", limits.fp32_gflops) if weights.type == "F16" else ("int8", limits.int8_gops)
+    peak = _peak_of(weights.type)
     gops = operations / taken.median / 1e9
-    gbs = weights.nbytes / taken.median / 1e9
+    gbs = weights.nbytes * -(-rows // ROW_TILE) / taken.median / 1e9
     return MatmulResult(
         model=shape.model,
         shape=shape.name,
@@ -167,10 +187,24 @@ def _measure(
         gops=gops,
         weight_gbs=gbs,
         peak=peak,
-        percent_of_peak=100 * gops / peak_gops,
+        percent_of_peak=100 * gops / limits.gops_of(peak),
         percent_of_read=100 * gbs / limits.read_gbs,
     )
 
+
+def _peak_of(type_: str) -> str:
+    """The name of the limit that products of this type are held against."""
+    if type_ in _FLOATS:
+        return "fp32"
+    return "int8" if type_ in _WIDENED_AT_ONCE else "int8_summed"
+
+
+_FLOATS = ("F16", "BF16")
+
+_WIDENED_AT_ONCE = ("Q8_0", "IQ4_NL", "IQ4_XS")
+"""Types of which no two products fit 16 bits."""
+
+_PANEL_COLUMNS = 32
 
 # A block in a file: weights, bytes, and where which f16 scale (or minimum) stands.
 _BLOCKS: dict[str, tuple[int, int, dict[int, float]]] = {
@@ -191,19 +225,33 @@ _BLOCKS: dict[str, tuple[int, int, dict[int, float]]] = {
 
 def check_type(type_: str) -> None:
     """Raises ValueError for a type there is no layout for here."""
-    if type_ != "F16" and type_ not in _BLOCKS:
-        raise ValueError(f"weights are measured as {', '.join([*_BLOCKS, 'F16'])}, not as {type_}")
+    if type_ not in (*_BLOCKS, *_FLOATS):
+        raise ValueError(f"weights are measured as {', '.join((*_BLOCKS, *_FLOATS))}, not as {type_}")
+
+
+def _block_of(type_: str) -> tuple[int, int]:
+    """Weights and bytes of a block in a file."""
+    return (1, 2) if type_ in _FLOATS else _BLOCKS[type_][:2]
 
 
 def random_weights(type_: str, out_features: int, in_features: int) -> npt.NDArray[np.uint8]:
-    """A GGUF tensor of random codes with small scales: uint8[its bytes]. Raises ValueError (`check_type`)."""
+    """A GGUF tensor of random codes with small scales: uint8[its bytes]. Raises ValueError (`check_type`).
+
+    What lies beyond the first million blocks (or numbers) repeats: a large head is made in no time.
+    """
     check_type(type_)
     random = np.random.default_rng(out_features * in_features)
-    if type_ == "F16":
-        values = random.uniform(-0.05, 0.05, out_features * in_features).astype("<f2")
-        return values.view(np.uint8)
+    count = out_features * in_features
+    if type_ in _FLOATS:
+        values = random.uniform(-0.05, 0.05, min(count, _DISTINCT)).astype("<f4")
+        halves = values.astype("<f2").view("<u2") if type_ == "F16" else values.view("<u4") >> np.uint32(16)
+        return np.resize(halves.astype("<u2"), count).view(np.uint8)
     weights, size, scales = _BLOCKS[type_]
-    blocks = random.integers(0, 256, (out_features * in_features // weights, size), dtype=np.uint8)
+    count //= weights
+    blocks = random.integers(0, 256, (min(count, _DISTINCT), size), dtype=np.uint8)
     for at, scale in scales.items():
         blocks[:, at : at + 2] = np.array([scale], dtype="<f2").view(np.uint8)
-    return blocks.reshape(-1)
+    return np.resize(blocks.reshape(-1), count * size)
+
+
+_DISTINCT = 1 << 20
