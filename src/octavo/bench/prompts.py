@@ -17,12 +17,13 @@ def seeded_prompts(tokenizer: Tokenizer, count: int, length: int, *, seed: int =
     The tokens are short English-looking words where the vocabulary has such, so that a model goes on with
     text and every token is a whole number of characters.
     """
-    words = _plain_words(tokenizer)
+    words = plain_words(tokenizer)
     chance = random.Random(seed)
     return [chance.choices(words, k=length) for _ in range(count)]
 
 
-def _plain_words(tokenizer: Tokenizer) -> list[int]:
+def plain_words(tokenizer: Tokenizer) -> list[int]:
+    """Ids of lower-case English letters after a space; every token with text where such are too few."""
     plain, rest = [], []
     for token_id in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token_id)
