@@ -33,9 +33,9 @@ test: $(DONE)/native $(DONE)/dev  ## Set up and run every test but the slow ones
 test-all: $(DONE)/native $(DONE)/dev  ## Every test, the slow ones too (ARGS=)
 	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
 
-bench: build  ## Compare speed with llama.cpp, then measure start-up and idling; takes minutes (MODEL=, ARGS=)
+bench: build $(DONE)/dev  ## Compare speed with other engines, measure start-up and idling; takes minutes (MODEL=, ARGS=)
 	@test -f "$(MODEL)" || $(BIN)/octavo pull "$(MODEL)"
-	$(BIN)/python benchmarks/versus_llamacpp.py --model "$(MODEL)" $(ARGS)
+	$(BIN)/python benchmarks/versus_peers.py --models "$(MODEL)" $(ARGS)
 	$(BIN)/python benchmarks/idle_and_start.py --model "$(MODEL)"
 
 check: $(DONE)/dev  ## ruff, ruff format, mypy --strict, clang-format

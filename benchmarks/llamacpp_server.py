@@ -1,4 +1,4 @@
-"""Serve a GGUF file with llama.cpp, through the `xllamacpp` package: the other side of versus_llamacpp.py.
+"""Serve a GGUF file with llama.cpp, through the `xllamacpp` package: a peer of versus_peers.py.
 
     python llamacpp_server.py MODEL --port P --threads N --slots N --context TOKENS
 
