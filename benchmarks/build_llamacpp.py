@@ -4,8 +4,8 @@
 
 The sources come from PyPI: the source distribution of llama-cpp-python holds a whole llama.cpp. Only
 `llama-server` and `llama-quantize` are built, with GGML_NATIVE (every instruction the processor has),
-without web pages and TLS, into build/llamacpp-native. cmake and ninja are those of `make build`. Takes 15
-minutes on one core.
+without web pages and TLS, into build/llamacpp-native. cmake and ninja are those of `make build`. Takes 15 to
+25 minutes with one compiler.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from environments import BUILD
 REQUIREMENT = "llama-cpp-python==0.3.36"
 FOLDER = BUILD / "llamacpp-native"
 SERVER = FOLDER / "build" / "bin" / "llama-server"
+QUANTIZE = FOLDER / "build" / "bin" / "llama-quantize"
 
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -67,9 +68,9 @@ def _fetch(folder: Path) -> None:
     with tarfile.open(archive) as tar:
         for member in tar:
             # llama_cpp_python-<version>/vendor/llama.cpp/...
-            _, _, inside = member.name.partition("/vendor/")
-            if inside.startswith("llama.cpp/"):
-                member.name = inside
+            _, _, inside = member.name.partition("/")
+            if inside.startswith("vendor/llama.cpp/"):
+                member.name = inside.removeprefix("vendor/")
                 tar.extract(member, folder, filter="data")
     archive.unlink()
 

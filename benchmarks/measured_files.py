@@ -1,6 +1,7 @@
 """The model files that versus_peers.py measures: each made once, in a folder of its own, and reused.
 
     python benchmarks/measured_files.py [NAME...]      makes them and says what they hold; without names: all
+    python benchmarks/measured_files.py --check        compares SmolLM2's with what llama-quantize makes
 
 smollm2-q4_1      SmolLM2-135M-Instruct as it is shipped (`octavo pull smollm2-135m`)
 smollm2-TYPE      the same, dequantised and quantised again as TYPE
@@ -23,7 +24,9 @@ import argparse
 import ctypes
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from build_llamacpp import QUANTIZE
 from environments import xllamacpp_library
 from octavo.bench.prompts import plain_words
 from octavo.model.catalog import DEFAULT_MODEL, models_dir, resolve_model
@@ -335,10 +339,47 @@ def _finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
+def _check() -> int:
+    """Every file of SmolLM2 that is made here, against llama.cpp's own tool: types and bytes."""
+    if not QUANTIZE.exists():
+        print(f"{QUANTIZE} is not built yet: python benchmarks/build_llamacpp.py", file=sys.stderr)
+        return 1
+    shipped, differing = resolve_model(DEFAULT_MODEL), 0
+    for kind, file_type in FILE_TYPES.items():
+        name = f"smollm2-{kind}"
+        if name == SHIPPED:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            theirs = Path(folder) / "theirs.gguf"
+            recipe = file_type.removeprefix("MOSTLY_")
+            command = [str(QUANTIZE), "--allow-requantize", str(shipped), str(theirs), recipe, "1"]
+            subprocess.run(command, check=True, capture_output=True)
+            with GGUFFile(theirs) as their_file, GGUFFile(measured_file(name)) as our_file:
+                different = [
+                    tensor
+                    for tensor in {*their_file.tensors, *our_file.tensors}
+                    if not _same_tensor(tensor, their_file, our_file)
+                ]
+        print(f"{name}: {len(different)} tensors differ from llama-quantize's {recipe} {different[:3]}")
+        differing += len(different)
+    return 1 if differing else 0
+
+
+def _same_tensor(name: str, one: GGUFFile, other: GGUFFile) -> bool:
+    if name not in one.tensors or name not in other.tensors:
+        return False
+    same_type = one.tensors[name].type == other.tensors[name].type
+    return same_type and one.data(name).tobytes() == other.data(name).tobytes()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the model files that versus_peers.py measures.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    for name in parser.parse_args().names or NAMES:
+    parser.add_argument("--check", action="store_true", help="needs what build_llamacpp.py builds")
+    args = parser.parse_args()
+    if args.check:
+        return _check()
+    for name in args.names or NAMES:
         try:
             path = measured_file(name)
         except ModelFileError as error:

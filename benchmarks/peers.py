@@ -86,7 +86,7 @@ class LlamaCppNative:
         server = build_llamacpp.SERVER
         if not server.exists():
             raise PeerMissing(
-                "llamacpp-native is not built yet; it takes 15 minutes: python benchmarks/build_llamacpp.py"
+                "llamacpp-native is not built yet (15 minutes or more): python benchmarks/build_llamacpp.py"
             )
         said = subprocess.run([server, "--version"], check=True, capture_output=True, text=True)
         version = re.search(r"version: (.*)", said.stdout + said.stderr)

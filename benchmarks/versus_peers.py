@@ -57,6 +57,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,8 @@ class Conditions:
 
 def main() -> int:
     args = _arguments()
+    # Ended from outside, it still stops the server and the neighbour that it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     every = workloads(args.streams, args.context)
     names = [workload.name for workload in every]
     unknown = [name for name in args.only or () if name not in names]
