@@ -17,9 +17,9 @@ const KernelTable kTable = {
     attention,
     fold_states,
     {
-        matmul<Floats<float>>,
-        matmul<Floats<Half>>,
-        matmul<Floats<BFloat>>,
+        float_matmul<float>,
+        float_matmul<Half>,
+        float_matmul<BFloat>,
         quantized_matmul<WeightType::kQ4_0>,
         quantized_matmul<WeightType::kQ4_1>,
         quantized_matmul<WeightType::kQ5_0>,

@@ -4,6 +4,9 @@
 // weight_layout.h; F32, F16 and BF16 have for each k the panel's 32 elements. Each output is one chain of
 // multiply-adds in k order, the same for any number of rows.
 
+// Fewer rows than a register tile has.
+constexpr int kFewRows = 3;
+
 // The first `count` columns of a tile, which may be fewer than it has, or none, or more.
 inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     if (count >= kTileColumns) {
@@ -87,12 +90,29 @@ inline Activations rows_from(Activations a, int row, int k) {
     return a;
 }
 
+// Fetches what follows in memory, evenly over the steps of a loop that passes over one panel several times:
+// in the later passes memory would rest, and in the next first one the loop would wait for it.
+class FetchNext {
+  public:
+    FetchNext(const uint8_t* from, int64_t bytes, int64_t steps)
+        : next_(from), end_(from + bytes), lines_(static_cast<int>((bytes / 64 + steps - 1) / steps)) {}
+    void step() {
+        for (int i = 0; i < lines_ && next_ < end_; ++i, next_ += 64) __builtin_prefetch(next_);
+    }
+
+  private:
+    const uint8_t* next_;
+    const uint8_t* end_;
+    int lines_;
+};
+
 // Groups [first, last) of a panel.
 struct Stretch {
     const uint8_t* packed;    // where group `first`, or the header before it, begins
     const uint8_t* unpacked;  // [last - first][kPanelTiles][UnpackedCodes::kStride], or null
     int first, last;
-    float* partial;  // [rows][kPanelColumns], the sums of the groups before; unused in a whole panel
+    float* partial;  // [rows][kPanelColumns], the sums of the groups before; null in a whole panel
+    FetchNext* fetch;
 };
 
 // kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
@@ -112,10 +132,10 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int til
     const int groups = t.k / kGroup;
     float* partial = stretch.partial + row * kPanelColumns + tile * kTileColumns;
     F32x8 acc[kTiles][kRows];
+    const auto sums_so_far = [&](int j, int r) { return partial + r * kPanelColumns + j * kTileColumns; };
     for (int j = 0; j < kTiles; ++j)
         for (int r = 0; r < kRows; ++r)
-            acc[j][r] =
-                stretch.first == 0 ? zero_f32() : load(partial + r * kPanelColumns + j * kTileColumns);
+            acc[j][r] = Codes::kUnpacked && stretch.first > 0 ? load(sums_so_far(j, r)) : zero_f32();
     const uint8_t* group = stretch.packed + tile * kBytes;
     const uint8_t* unpacked = stretch.unpacked + tile * Codes::kStride;
     F32x8 scale[kTiles] = {}, minimum[kTiles] = {};  // of a group, or of a superblock
@@ -127,12 +147,12 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int til
                 group += kPanelTiles * kHeaderBytes;
             }
         }
-        if constexpr (kTiles < kPanelTiles && !Codes::kUnpacked) {
-            // The panel is walked once for each part of it, which no hardware prefetcher follows: fetch the
-            // same part of the next panel meanwhile.
-            if (row == 0)
-                for (int b = 0; b < kTiles * kBytes; b += 64) __builtin_prefetch(group + t.panel_bytes + b);
-        }
+        if constexpr (kRows > kFewRows) stretch.fetch->step();
+        // 17 lines a group, read four tiles at a time, are no stream that the hardware recognises.
+        if constexpr (kType == WeightType::kQ8_0 && kTiles == kPanelTiles && kRows > 1)
+            if (t.rows <= register_tile(kType).rows)
+                for (int b = 0; b < kPanelTiles * kBytes; b += 64)
+                    __builtin_prefetch(group + 8192 + b, 0, 2);  // to the second-level cache
         const uint8_t* codes = group;
         if constexpr (Codes::kUnpacked) {
             codes = unpacked;
@@ -179,14 +199,14 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int til
             }
         }
     }
-    const bool ends = stretch.last == groups;
+    const bool ends = !Codes::kUnpacked || stretch.last == groups;
     for (int r = 0; r < kRows; ++r)
         for (int j = 0; j < kTiles; ++j)
             if (ends)
                 write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
                               columns - j * kTileColumns, t.accumulate, acc[j][r]);
             else
-                store(partial + r * kPanelColumns + j * kTileColumns, acc[j][r]);
+                store(sums_so_far(j, r), acc[j][r]);
 }
 
 // The same for weights that are floats: the rows stay unquantised.
@@ -217,8 +237,7 @@ template <WeightType kType>
 struct Quantized {
     static constexpr int kRows = register_tile(kType).rows, kTiles = register_tile(kType).tiles;
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
-        const Stretch whole{panel, nullptr, 0, t.k / kGroup, nullptr};
+    static void run(const MatmulTask& t, const Stretch& whole, int tile, int row, float* out, int columns) {
         quantized_tiles<PackedCodes<kType>, kR, kT>(t, whole, tile, row, out, columns);
     }
 };
@@ -266,23 +285,47 @@ inline void all_tiles(const MatmulTask& t, const Weights& weights, float* out, i
     }
 }
 
-template <class Weights>
-void matmul(const MatmulTask& t) {
+// One panel for all rows.
+template <class Kernel, class Weights>
+inline void whole_panel(const MatmulTask& t, const Weights& panel, int64_t n) {
+    const int columns = static_cast<int>(t.columns - n * kPanelColumns);
+    float* out = t.out + n * kPanelColumns;
+    if (t.rows <= kFewRows)  // they wait for memory: all tiles in one pass
+        last_rows<Kernel, kFewRows, kPanelTiles>(t, panel, 0, 0, out, columns);
+    else
+        all_tiles<Kernel>(t, panel, out, columns);
+}
+
+template <class Element>
+void float_matmul(const MatmulTask& t) {
+    for (int64_t n = t.panel_begin; n < t.panel_end; ++n)
+        whole_panel<Floats<Element>>(t, t.panels + n * t.panel_bytes, n);
+}
+
+// What follows `bytes` of a panel in memory, while all_tiles passes over its groups. A single pass is a
+// stream that the hardware fetches.
+template <class Kernel>
+inline FetchNext fetch_next(const uint8_t* panel, int64_t bytes, int rows, int groups) {
+    const int passes = kPanelTiles / Kernel::kTiles * ((rows + Kernel::kRows - 1) / Kernel::kRows);
+    return {panel + bytes, passes > 1 ? bytes : 0, static_cast<int64_t>(passes) * groups};
+}
+
+template <WeightType kType>
+void packed_matmul(const MatmulTask& t) {
+    constexpr WeightLayout kLayout = weight_layout(kType);
+    const int groups = t.k / kGroup;
+    const int64_t bytes = groups / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
         const uint8_t* panel = t.panels + n * t.panel_bytes;
-        const int columns = static_cast<int>(t.columns - n * kPanelColumns);
-        float* out = t.out + n * kPanelColumns;
-        if (t.rows < Weights::kRows)  // few rows wait for memory: the whole panel in one pass
-            last_rows<Weights, Weights::kRows - 1, kPanelTiles>(t, panel, 0, 0, out, columns);
-        else
-            all_tiles<Weights>(t, panel, out, columns);
+        FetchNext fetch = fetch_next<Quantized<kType>>(panel, bytes, t.rows, groups);
+        whole_panel<Quantized<kType>>(t, Stretch{panel, nullptr, 0, groups, nullptr, &fetch}, n);
     }
 }
 
 // A stretch of the panel is unpacked once, into 16 KB that stay in the first-level cache, and serves all
 // rows.
 template <WeightType kType>
-void matmul_unpacking(const MatmulTask& all) {
+void unpacking_matmul(const MatmulTask& all) {
     constexpr WeightLayout kLayout = weight_layout(kType);
     constexpr int kGroupBytes = kPanelTiles * UnpackedCodes<kType>::kStride;
     constexpr int kMost = 16384 / kGroupBytes;  // groups of a stretch
@@ -304,8 +347,10 @@ void matmul_unpacking(const MatmulTask& all) {
                 const int last = first + length < groups ? first + length : groups;
                 const uint8_t* packed = t.panels + n * t.panel_bytes +
                                         first / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
+                const int64_t bytes = (last - first) / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
+                FetchNext fetch = fetch_next<UnpackedStretch<kType>>(packed, bytes, t.rows, last - first);
                 unpack<kType>(packed, last - first, unpacked);
-                all_tiles<UnpackedStretch<kType>>(t, Stretch{packed, unpacked, first, last, partial},
+                all_tiles<UnpackedStretch<kType>>(t, Stretch{packed, unpacked, first, last, partial, &fetch},
                                                   t.out + n * kPanelColumns, columns);
             }
         }
@@ -316,6 +361,6 @@ template <WeightType kType>
 void quantized_matmul(const MatmulTask& t) {
     constexpr int kFrom = register_tile(kType).unpack_from;
     if constexpr (kFrom > 0)
-        if (t.rows >= kFrom) return matmul_unpacking<kType>(t);
-    matmul<Quantized<kType>>(t);
+        if (t.rows >= kFrom) return unpacking_matmul<kType>(t);
+    packed_matmul<kType>(t);
 }
