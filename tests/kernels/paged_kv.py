@@ -158,7 +158,8 @@ def float64_attention(chunk: Chunk) -> tuple[Doubles, Doubles]:
     """Causal softmax attention, and how far float32 may be from it.
 
     The bound is a priori (Higham 2002, section 3.1): a score of head_dim products is off by at most
-    head_dim * eps * sum |q k|, a weight by twice that beside its exp, a run's sum by one eps a position.
+    (head_dim + 1) * eps * sum |q k|, fused or not, a weight by twice that beside its exp, a run's sum by one
+    eps a position.
     """
     keys, values = chunk.kv.keys.astype(np.float64), chunk.kv.values.astype(np.float64)
     rows, num_heads, head_dim = chunk.queries.shape
@@ -173,7 +174,7 @@ def float64_attention(chunk: Chunk) -> tuple[Doubles, Doubles]:
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
             out[row, head] = weights @ v
-            score_error = head_dim * EPSILON * (np.abs(k) @ np.abs(query)).max()
+            score_error = (head_dim + 1) * EPSILON * (np.abs(k) @ np.abs(query)).max()
             runs = -(-len(k) // RUN)
             relative = np.expm1(2.0 * score_error) + (RUN + runs + 16) * EPSILON
             bound[row, head] = 2.0 * relative * (weights @ np.abs(v))

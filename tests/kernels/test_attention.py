@@ -28,7 +28,8 @@ from kernels.paged_kv import (
     random_kv,
     same_bytes,
 )
-from octavo.kernels import ThreadPool, available_instruction_sets
+from kernels.paths import EVERY_ARITHMETIC, EVERY_PATH, paths_like
+from octavo.kernels import ThreadPool
 from octavo.kernels._native import paged_attention
 
 HEAD_SIZES = range(16, 257, 16)
@@ -86,34 +87,41 @@ def shapes(largest_work: int) -> st.SearchStrategy[Shape]:
 # --- Right
 
 
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
-def test_every_head_size_is_close_to_float64(head_dim: int) -> None:
+def test_every_head_size_is_close_to_float64(head_dim: int, instruction_set: str) -> None:
     shape = Shape(head_dim, 3, 2, ((299, 1), (0, 20), (250, 12)), seed=head_dim)
     chunks = shape.chunks()
-    for chunk, out in zip(chunks, attend(chunks), strict=True):
+    for chunk, out in zip(chunks, attend(chunks, instruction_set=instruction_set), strict=True):
         assert close(chunk, out)
 
 
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize("group", [*range(1, 17), 48])
 @pytest.mark.parametrize("kv_heads", [1, 2, 5, 8])
-def test_every_grouping_of_heads_is_close_to_float64(group: int, kv_heads: int) -> None:
+def test_every_grouping_of_heads_is_close_to_float64(group: int, kv_heads: int, instruction_set: str) -> None:
     chunks = Shape(32, group, kv_heads, ((260, 1), (60, 7)), seed=group).chunks()
-    for chunk, out in zip(chunks, attend(chunks), strict=True):
+    for chunk, out in zip(chunks, attend(chunks, instruction_set=instruction_set), strict=True):
         assert close(chunk, out)
 
 
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("length", BORDERS)
-def test_every_length_is_close_to_float64(length: int, block_size: int) -> None:
+def test_every_length_is_close_to_float64(length: int, block_size: int, instruction_set: str) -> None:
     chunks = Shape(48, 2, 2, ((length - 1, 1),), seed=length).chunks()
-    assert close(chunks[0], attend(chunks, block_size=block_size)[0])
+    assert close(chunks[0], attend(chunks, block_size=block_size, instruction_set=instruction_set)[0])
 
 
+@EVERY_ARITHMETIC
 @given(shape=shapes(4_000_000), block_size=st.sampled_from(BLOCK_SIZES), order=st.integers(0, 99))
 @settings(max_examples=40)
-def test_any_batch_is_close_to_float64(shape: Shape, block_size: int, order: int) -> None:
+def test_any_batch_is_close_to_float64(
+    instruction_set: str, shape: Shape, block_size: int, order: int
+) -> None:
     chunks = shape.chunks()
-    for chunk, out in zip(chunks, attend(chunks, block_size=block_size, order=order), strict=True):
+    outs = attend(chunks, block_size=block_size, order=order, instruction_set=instruction_set)
+    for chunk, out in zip(chunks, outs, strict=True):
         assert close(chunk, out)
 
 
@@ -137,7 +145,7 @@ def test_equal_scores_average_the_values() -> None:
     assert np.allclose(out[0, 0], kv.values.astype(np.float64).mean(axis=(0, 1)), rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+@EVERY_PATH
 def test_a_weight_is_the_exponential_of_its_distance_within_two_ulp(instruction_set: str) -> None:
     """Two positions: the first weighs 1, the second e^x, and 1 + e^x is 1 here, so that the output is e^x."""
     distances = np.random.default_rng(0).uniform(-86.9, -17.5, (20, 384)).astype(np.float32)
@@ -159,15 +167,19 @@ def test_a_distance_beyond_float32_weighs_nothing() -> None:
     assert (attend([Chunk(kv, 1, queries)])[0] == 0.0).all()
 
 
+@EVERY_PATH
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 600, 1500])
-def test_values_are_summed_in_token_order_inside_runs_of_256_that_are_folded_left(length: int) -> None:
+def test_values_are_summed_in_token_order_inside_runs_of_256_that_are_folded_left(
+    length: int, instruction_set: str
+) -> None:
     """The determinism rule itself. Zero queries weigh every value exactly 1: only the order is left."""
     kv = random_kv(np.random.default_rng(length), length, 1, 32)
     values = kv.values[:, 0].astype(np.float32)
     total = np.zeros(32, dtype=np.float32)
     for start in range(0, length, RUN):
         total += np.add.accumulate(values[start : start + RUN])[-1]
-    out = attend([Chunk(kv, length - 1, np.zeros((1, 2, 32), dtype=np.float32))], threads=2)[0]
+    zeros = np.zeros((1, 2, 32), dtype=np.float32)
+    out = attend([Chunk(kv, length - 1, zeros)], threads=2, instruction_set=instruction_set)[0]
     assert same_bytes(out[0, 0], total / np.float32(length))
     assert same_bytes(out[0, 1], out[0, 0])
 
@@ -175,47 +187,58 @@ def test_values_are_summed_in_token_order_inside_runs_of_256_that_are_folded_lef
 # --- The same bytes
 
 
-def variants(chunks: list[Chunk]) -> dict[str, list[Floats]]:
+def variants(chunks: list[Chunk], instruction_set: str) -> dict[str, list[Floats]]:
     asked: dict[str, dict[str, Any]] = {
         **{f"blocks of {size}": {"block_size": size} for size in BLOCK_SIZES},
         **{f"order {order}": {"order": order} for order in (1, 2)},
         **{f"{threads} threads": {"threads": threads} for threads in (2, 3)},
-        **{name: {"instruction_set": name} for name in available_instruction_sets()},
+        **{name: {"instruction_set": name} for name in paths_like(instruction_set)},
     }
-    return {name: attend(chunks, **changes) for name, changes in asked.items()}
+    return {
+        name: attend(chunks, **{"instruction_set": instruction_set, **changes})
+        for name, changes in asked.items()
+    }
 
 
+@EVERY_ARITHMETIC
 @given(shape=shapes(6_000_000))
 @settings(max_examples=25)
-def test_blocks_order_threads_and_instructions_change_no_byte(shape: Shape) -> None:
+def test_blocks_order_threads_and_instructions_change_no_byte(instruction_set: str, shape: Shape) -> None:
     chunks = shape.chunks()
-    expected = attend(chunks)
-    for name, outs in variants(chunks).items():
+    expected = attend(chunks, instruction_set=instruction_set)
+    for name, outs in variants(chunks, instruction_set).items():
         for out, plain in zip(outs, expected, strict=True):
             assert same_bytes(out, plain), name
 
 
 @pytest.mark.slow
+@EVERY_ARITHMETIC
 @given(
     shape=shapes(60_000_000), block_size=st.sampled_from(BLOCK_SIZES), poison=st.sampled_from([NAN, INFINITY])
 )
 @settings(max_examples=300)
-def test_larger_batches_are_right_and_the_same_everywhere(shape: Shape, block_size: int, poison: int) -> None:
+def test_larger_batches_are_right_and_the_same_everywhere(
+    instruction_set: str, shape: Shape, block_size: int, poison: int
+) -> None:
     chunks = shape.chunks()
-    expected = attend(chunks, block_size=block_size, poison=poison, threads=2)
+    expected = attend(
+        chunks, block_size=block_size, poison=poison, threads=2, instruction_set=instruction_set
+    )
     for chunk, out in zip(chunks, expected, strict=True):
         assert close(chunk, out)
-    for name, outs in variants(chunks).items():
+    for name, outs in variants(chunks, instruction_set).items():
         for out, plain in zip(outs, expected, strict=True):
             assert same_bytes(out, plain), name
 
 
+@EVERY_ARITHMETIC
 @given(shape=shapes(20_000_000), threads=st.integers(1, 3))
 @settings(max_examples=25)
-def test_neighbours_change_no_byte(shape: Shape, threads: int) -> None:
+def test_neighbours_change_no_byte(instruction_set: str, shape: Shape, threads: int) -> None:
     chunks = shape.chunks()
-    for chunk, out in zip(chunks, attend(chunks, threads=threads), strict=True):
-        assert same_bytes(out, attend([chunk])[0])
+    outs = attend(chunks, threads=threads, instruction_set=instruction_set)
+    for chunk, out in zip(chunks, outs, strict=True):
+        assert same_bytes(out, attend([chunk], instruction_set=instruction_set)[0])
 
 
 def in_pieces(chunk: Chunk, size: int) -> list[Chunk]:
@@ -225,23 +248,26 @@ def in_pieces(chunk: Chunk, size: int) -> list[Chunk]:
     ]
 
 
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize(
     ("head_dim", "group", "kv_heads"), [(64, 3, 3), (16, 1, 2), (128, 8, 1), (80, 13, 1), (32, 48, 1)]
 )
-def test_chunk_sizes_change_no_byte(head_dim: int, group: int, kv_heads: int) -> None:
+def test_chunk_sizes_change_no_byte(head_dim: int, group: int, kv_heads: int, instruction_set: str) -> None:
     """A prompt at once, in chunks of any size, or token by token, each chunk a call of its own."""
     random = np.random.default_rng(head_dim)
     kv = random_kv(random, 600, kv_heads, head_dim)
     whole = random_chunk(random, kv, group, 0, 600)
-    expected = attend([whole])[0]
+    expected = attend([whole], instruction_set=instruction_set)[0]
     pool = ThreadPool(2)
     for size in (512, 256, 255, 100, 64, 48, 17, 16, 13, 8, 5, 4, 3, 2, 1):
         pieces = in_pieces(whole, size)
         # Together in one call: a call for each would only lay out arenas. Some are asked alone below.
-        assert same_bytes(np.concatenate(attend(pieces, pool=pool)), expected), size
+        outs = attend(pieces, pool=pool, instruction_set=instruction_set)
+        assert same_bytes(np.concatenate(outs), expected), size
     for position in (0, 1, 15, 16, 254, 255, 256, 257, 511, 512, 599):
         alone = Chunk(kv, position, whole.queries[position : position + 1])
-        assert same_bytes(attend([alone], threads=2)[0][0], expected[position]), position
+        out = attend([alone], threads=2, instruction_set=instruction_set)[0][0]
+        assert same_bytes(out, expected[position]), position
 
 
 def test_positions_written_later_change_no_byte() -> None:
@@ -294,20 +320,22 @@ def test_more_long_contexts_than_there_is_room_for_run_states_change_no_byte(thr
 # --- Memory that is not a sequence's own
 
 
+@EVERY_ARITHMETIC
 @given(shape=shapes(6_000_000), block_size=st.sampled_from(BLOCK_SIZES))
 @settings(max_examples=25)
-def test_what_nobody_wrote_is_never_read(shape: Shape, block_size: int) -> None:
+def test_what_nobody_wrote_is_never_read(instruction_set: str, shape: Shape, block_size: int) -> None:
     """The tails of last blocks, free blocks, other layers, padding: 0 x NaN would be NaN."""
     chunks = shape.chunks()
-    clean = attend(chunks, block_size=block_size, poison=ZERO, threads=2)
+    asked: dict[str, Any] = {"block_size": block_size, "threads": 2, "instruction_set": instruction_set}
+    clean = attend(chunks, poison=ZERO, **asked)
     for poison in (NAN, INFINITY, LARGEST, INFINITY | 0x8000):
-        outs = attend(chunks, block_size=block_size, poison=poison, threads=2)
+        outs = attend(chunks, poison=poison, **asked)
         for out, expected in zip(outs, clean, strict=True):
             assert np.isfinite(out).all()
             assert same_bytes(out, expected), hex(poison)
 
 
-@pytest.mark.parametrize("instruction_set", available_instruction_sets())
+@EVERY_PATH
 @pytest.mark.parametrize("group", [1, 3, 13])
 @pytest.mark.parametrize("what", ["keys", "values"])
 def test_a_position_that_is_not_a_number_spoils_only_the_rows_that_see_it(

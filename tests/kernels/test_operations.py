@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.paged_kv import same_bytes
+from kernels.paths import EVERY_ARITHMETIC, EVERY_PATH, paths_like
 from kernels.recorded import StoredKV, gated_and_normed, normed
 from kernels.weights import Floats
-from octavo.kernels import available_instruction_sets
-
-EVERY_PATH = pytest.mark.parametrize("instruction_set", available_instruction_sets())
-
 
 # --- Storing keys and values as f16
 
@@ -134,6 +131,7 @@ def test_keys_are_rotated_by_their_position(
 # --- Norm and gate
 
 
+@EVERY_ARITHMETIC
 @given(
     width=st.integers(1, 70),
     rows=st.integers(1, 9),
@@ -142,7 +140,7 @@ def test_keys_are_rotated_by_their_position(
 )
 @settings(max_examples=60)
 def test_the_norm_is_close_to_float64_and_the_same_on_every_path(
-    width: int, rows: int, seed: int, exponent: int
+    instruction_set: str, width: int, rows: int, seed: int, exponent: int
 ) -> None:
     """Also for widths that do not fill vectors of eight (Zhang and Sennrich 2019)."""
     random = np.random.default_rng(seed)
@@ -151,10 +149,10 @@ def test_the_norm_is_close_to_float64_and_the_same_on_every_path(
     exact = x.astype(np.float64)
     expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + np.float32(1e-5)) * weight
 
-    out = normed(x, weight, 1e-5)
+    out = normed(x, weight, 1e-5, instruction_set=instruction_set)
 
     assert np.allclose(out, expected, rtol=2e-6, atol=1e-30)
-    for name in available_instruction_sets():
+    for name in paths_like(instruction_set):
         assert same_bytes(normed(x, weight, 1e-5, instruction_set=name, threads=2), out), name
 
 
@@ -162,9 +160,12 @@ def test_a_row_of_zeros_is_normed_to_zeros() -> None:
     assert (normed(np.zeros((3, 24), dtype=np.float32), np.ones(24, dtype=np.float32), 1e-6) == 0.0).all()
 
 
+@EVERY_ARITHMETIC
 @given(width=st.integers(1, 70), rows=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
-def test_the_gate_is_close_to_float64_and_the_same_on_every_path(width: int, rows: int, seed: int) -> None:
+def test_the_gate_is_close_to_float64_and_the_same_on_every_path(
+    instruction_set: str, width: int, rows: int, seed: int
+) -> None:
     """Gates from -100, whose exponential float32 does not hold, to 100 (Shazeer 2020)."""
     random = np.random.default_rng(seed)
     gate = random.uniform(-100.0, 100.0, (rows, width)).astype(np.float32)
@@ -174,10 +175,10 @@ def test_the_gate_is_close_to_float64_and_the_same_on_every_path(width: int, row
     gated = exact / (1.0 + np.exp(-exact)) * up
     expected = gated / np.sqrt((gated**2).mean(axis=1, keepdims=True) + np.float32(1e-5))
 
-    out = gated_and_normed(gate, up, 1e-5)
+    out = gated_and_normed(gate, up, 1e-5, instruction_set=instruction_set)
 
     assert np.allclose(out, expected, rtol=3e-6, atol=1e-7)
-    for name in available_instruction_sets():
+    for name in paths_like(instruction_set):
         assert same_bytes(gated_and_normed(gate, up, 1e-5, instruction_set=name, threads=2), out), name
 
 

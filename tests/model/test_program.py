@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.paged_kv import same_bytes
+from kernels.paths import EVERY_ARITHMETIC, FUSED, paths_like
 from model.ragged import Floats, PagedText, Piece, ints
-from octavo.kernels import Sampler, available_instruction_sets
+from octavo.kernels import Sampler
 from octavo.model.batch import RaggedBatch
 from octavo.model.errors import ModelFileError
 from octavo.model.model import ROW_TILE, Model
@@ -74,12 +75,13 @@ def alone(model: Model, text: Sequence[int]) -> Floats:
 # --- Paged: the same bytes
 
 
+@EVERY_ARITHMETIC
 @pytest.mark.parametrize("changes", MODELS)
 def test_chunks_blocks_threads_and_instructions_change_no_byte(
-    load: Callable[..., Model], changes: dict[str, Any]
+    load: Callable[..., Model], changes: dict[str, Any], instruction_set: str
 ) -> None:
     """300 tokens: more than a row tile, more than a run of attention."""
-    model = load(**changes)
+    model = load(instruction_set=instruction_set, **changes)
     text = text_of(model, 300)
     expected = alone(model, text)
     assert np.isfinite(expected).all()
@@ -88,10 +90,10 @@ def test_chunks_blocks_threads_and_instructions_change_no_byte(
         paged = PagedText(model, [text], block_size=block_size, order=order)
         assert same_bytes(paged.logits_in_chunks(chunk), expected), (chunk, block_size)
     for threads in (2, 3):
-        paged = PagedText(load(threads=threads, **changes), [text])
+        paged = PagedText(load(threads=threads, instruction_set=instruction_set, **changes), [text])
         for chunk in (300, 17):
             assert same_bytes(paged.logits_in_chunks(chunk), expected), (threads, chunk)
-    for name in available_instruction_sets():
+    for name in paths_like(instruction_set):
         paged = PagedText(load(instruction_set=name, threads=2, **changes), [text[:70]])
         for chunk in (70, 9):
             assert same_bytes(paged.logits_in_chunks(chunk), expected[:70]), (name, chunk)
@@ -406,13 +408,13 @@ def test_a_shape_that_the_kernels_do_not_have_is_a_fault_of_the_file(
 # --- The real model
 
 
-def test_smollm2_gives_the_same_bytes_on_every_path(smollm2_path: Path) -> None:
+def test_smollm2_gives_the_same_bytes_on_every_path_with_fma(smollm2_path: Path) -> None:
     """40 tokens of a recorded answer: most at once, and the last eight one by one."""
     recorded = Path(__file__).parents[1] / "oracle" / "data" / "llamacpp_smollm2.json"
     answer = json.loads(recorded.read_text())["smollm2_q4_1_chat"][0]
     text = (answer["prompt_ids"] + answer["output_ids"])[:40]
     outs = []
-    for name in available_instruction_sets():
+    for name in FUSED:
         model = Model.load(smollm2_path, instruction_set=name)
         paged = PagedText(model, [text])
         at_once = paged.logits(Piece(0, 0, 32))[0]
@@ -425,7 +427,10 @@ def test_smollm2_gives_the_same_bytes_on_every_path(smollm2_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_gives_the_same_bytes_in_any_chunks_blocks_and_threads(smollm2_path: Path) -> None:
+@EVERY_ARITHMETIC
+def test_smollm2_gives_the_same_bytes_in_any_chunks_blocks_and_threads(
+    smollm2_path: Path, instruction_set: str
+) -> None:
     """520 tokens, three runs of attention and three row tiles."""
     recorded = json.loads(
         (Path(__file__).parents[1] / "oracle" / "data" / "llamacpp_smollm2.json").read_text()
@@ -433,7 +438,9 @@ def test_smollm2_gives_the_same_bytes_in_any_chunks_blocks_and_threads(smollm2_p
     answers = [*recorded["smollm2_q4_1_chat"], *recorded["smollm2_q4_1_raw"]]
     text = [token for answer in answers for token in answer["prompt_ids"] + answer["output_ids"]]
     text = (text * 2)[:520]
-    one, two = (Model.load(smollm2_path, num_threads=threads) for threads in (1, 2))
+    one, two = (
+        Model.load(smollm2_path, num_threads=threads, instruction_set=instruction_set) for threads in (1, 2)
+    )
     expected = alone(two, text)
     for order, (model, block_size, chunk) in enumerate(
         [(two, 8, 512), (one, 32, 256), (two, 16, 100), (two, 32, 16), (one, 8, 7), (two, 16, 1)]

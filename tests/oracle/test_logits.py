@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kernels.paths import FUSED, WITHOUT_FMA
 from octavo.model.model import Model
 from octavo.text.tokenizer import Tokenizer
 from oracle.float64_llama import Float64Llama
@@ -19,9 +20,11 @@ SUPERBLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "he
 """Rows of whole superblocks of 256 weights, which some types are made of."""
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_path: Path) -> Iterator[Model]:
-    model = Model.load(smollm2_path)
+@pytest.fixture(
+    scope="module", params=[FUSED[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WITHOUT_FMA)]
+)
+def smollm2(smollm2_path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+    model = Model.load(smollm2_path, instruction_set=request.param)
     yield model
     model.close()
 

@@ -121,7 +121,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--instruction-set",
         metavar="NAME",
-        help="kernels to use: avx512vnni, avxvnni, avx2 or portable (default: the best that runs here)",
+        help="kernels to use: avx512vnni, avxvnni, avx2, sse41, neon or portable "
+        "(default: the best that runs here)",
     )
     flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag(

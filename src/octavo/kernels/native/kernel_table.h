@@ -1,7 +1,8 @@
 // The functions that exist once per instruction set. Everything else in the native core is compiled once.
 //
-// Every path gives the same bytes: integer sums are exact, and each float result is one fixed chain of fused
-// multiply-adds whatever the number of rows, threads or lanes (docs/kernels.md, "the determinism rule").
+// Integer sums are exact, and each float result is one fixed chain of multiply-adds whatever the number of
+// rows, threads or lanes (docs/kernels.md, "the determinism rule"). Where the multiply-adds are fused, which
+// is everywhere but on SSE4.1, the bytes are those of the portable path.
 #pragma once
 
 #include <cstdint>
@@ -150,5 +151,7 @@ const KernelTable& portable_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avxvnni_kernels();
 const KernelTable* avx512vnni_kernels();
+const KernelTable* sse41_kernels();
+const KernelTable* neon_kernels();
 
 }  // namespace octavo

@@ -64,6 +64,11 @@ struct FetchAhead {
     }
 };
 
+// How many vectors of positions, or of dims, have their sums in registers for each of `queries`.
+constexpr int vectors_beside(int queries) {
+    return 4 * queries <= kAccumulators ? 4 : 2 * queries <= kAccumulators ? 2 : 1;
+}
+
 // scores[i][p * 8 ...] for kQ query vectors and kP vectors of 8 positions, d in order.
 template <int kQ, int kP, class Element, class Fetch>
 inline void score_tile(const float* const* q, const Element* const* k, int k_stride, int head_dim,
@@ -87,7 +92,7 @@ inline void score_tile(const float* const* q, const Element* const* k, int k_str
 template <int kQ, class Element, class Locate, class Fetch>
 inline void score_vectors(const float* const* q, int vectors, int k_stride, int head_dim, float* scores,
                           Locate locate, Fetch& fetch) {
-    constexpr int kP = kQ <= 3 ? 4 : 2;
+    constexpr int kP = vectors_beside(kQ);
     const Element* k[4];
     int at = 0;
     for (; at + kP <= vectors; at += kP) {
@@ -141,7 +146,7 @@ inline void value_tile(const float* p, const Element* v, int head_dim, int posit
 
 template <int kQ, class Element>
 inline void value_rows(const float* p, const Element* v, int head_dim, int positions, float* o) {
-    constexpr int kD = kQ <= 3 ? 4 : 2;
+    constexpr int kD = vectors_beside(kQ);
     int d = 0;
     for (; d + 8 * kD <= head_dim; d += 8 * kD)
         value_tile<kQ, kD, Element>(p, v + d, head_dim, positions, o + d);

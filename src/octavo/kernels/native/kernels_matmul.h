@@ -254,7 +254,9 @@ struct UnpackedStretch {
 
 template <class Element>
 struct Floats {
-    static constexpr int kRows = 4, kTiles = 2;  // eight chains hide the latency of a multiply-add
+    static constexpr int kRows = 4;
+    static constexpr int kTiles =
+        kAccumulators < 8 ? 1 : 2;  // eight chains hide the latency of a multiply-add
     template <int kR, int kT>
     static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
         float_tiles<Element, kR, kT>(t, panel, tile, row, out, columns);

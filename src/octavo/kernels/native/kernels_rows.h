@@ -180,15 +180,15 @@ void store_value(const PagedKV& kv, int64_t block, int slot, int kv_head, const 
 }
 
 double peak_fma(int64_t iterations) {
-    F32x8 acc[12];
-    for (int i = 0; i < 12; ++i) acc[i] = broadcast(static_cast<float>(i));
+    F32x8 acc[kAccumulators];
+    for (int i = 0; i < kAccumulators; ++i) acc[i] = broadcast(static_cast<float>(i));
     F32x8 a = broadcast(0.999f);
     for (int64_t n = 0; n < iterations; ++n)
-        for (int i = 0; i < 12; ++i) acc[i] = fma(acc[i], a, a);
+        for (int i = 0; i < kAccumulators; ++i) acc[i] = fma(acc[i], a, a);
     float sum = 0;
-    for (int i = 0; i < 12; ++i) sum += sum_lanes(acc[i]);
+    for (int i = 0; i < kAccumulators; ++i) sum += sum_lanes(acc[i]);
     asm volatile("" : : "r"(&sum) : "memory");
-    return static_cast<double>(iterations) * 12 * 8 * 2;
+    return static_cast<double>(iterations) * kAccumulators * 8 * 2;
 }
 
 double peak_int8(int64_t iterations) { return peak_int8_loop(iterations); }

@@ -8,6 +8,8 @@ struct I32x8 {
     __m256i v;
 };
 
+constexpr int kAccumulators = 12;  // that 16 registers hold beside what is added to them
+
 inline F32x8 zero_f32() { return {_mm256_setzero_ps()}; }
 inline F32x8 broadcast(float x) { return {_mm256_set1_ps(x)}; }
 inline F32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }

@@ -7,6 +7,8 @@ struct I32x8 {
     int32_t v[8];
 };
 
+constexpr int kAccumulators = 12;  // as the paths with registers for eight lanes
+
 #define OCTAVO_LANES(expression)                           \
     do {                                                   \
         for (int i = 0; i < 8; ++i) r.v[i] = (expression); \

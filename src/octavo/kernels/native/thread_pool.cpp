@@ -42,6 +42,20 @@ void wait_while_equal(std::atomic<uint32_t>& word, uint32_t seen) {
 // 0x8000 flush to zero, 0x40 denormals are zero, 0x1f80 every trap masked; rounding bits 0: to nearest.
 FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0u); }
 FlushDenormals::~FlushDenormals() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+namespace {
+void write_fpcr(uint64_t fpcr) { asm volatile("msr fpcr, %0" : : "r"(fpcr) : "memory"); }
+uint64_t read_fpcr() {
+    uint64_t fpcr;
+    asm volatile("mrs %0, fpcr" : "=r"(fpcr) : : "memory");
+    return fpcr;
+}
+}  // namespace
+
+// Bit 24, FZ, flushes denormals on the way in and out. All else is 0: rounding to nearest, no traps, halves
+// as IEEE 754 has them (AHP) and their denormals kept (FZ16).
+FlushDenormals::FlushDenormals() : saved_(static_cast<unsigned>(read_fpcr())) { write_fpcr(1u << 24); }
+FlushDenormals::~FlushDenormals() { write_fpcr(saved_); }
 #else
 FlushDenormals::FlushDenormals() : saved_(0) {}
 FlushDenormals::~FlushDenormals() = default;
