@@ -17,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/done
 NATIVE := $(wildcard src/octavo/kernels/native/*.cpp src/octavo/kernels/native/*.h)
+NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp)
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 # Errors are shown, chatter is not.
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet
@@ -42,12 +43,12 @@ check: $(DONE)/dev  ## ruff, ruff format, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(if $(NATIVE),$(BIN)/clang-format --dry-run -Werror $(NATIVE))
+	$(if $(NATIVE),$(BIN)/clang-format --dry-run -Werror $(NATIVE) $(NATIVE_TESTS))
 
 format: $(DONE)/dev  ## Rewrite the sources the way `make check` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(if $(NATIVE),$(BIN)/clang-format -i $(NATIVE))
+	$(if $(NATIVE),$(BIN)/clang-format -i $(NATIVE) $(NATIVE_TESTS))
 
 build: $(DONE)/native  ## Bring the extension up to date (only what changed)
 

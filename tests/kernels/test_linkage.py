@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).parents[2] / "src" / "octavo" / "kernels" / "native"
-COMPILER = next(
-    (
-        found
-        for name in (os.environ.get("CXX"), "c++", "g++", "clang++")
-        if name and (found := shutil.which(name))
-    ),
-    None,
-)
-
+from kernels.toolchain import NATIVE, find_toolchain
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 PATHS = {
     "avx2": AVX2,
     "avxvnni": [*AVX2, "-mavxvnni"],
     "avx512vnni": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
+    "sse41": ["-msse4.1", "-mssse3"],
+    "neon": ["-march=armv8.2-a+dotprod"],
 }
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these paths are x86's")
 def test_the_file_of_a_path_shows_the_linker_nothing_but_its_table(path: str, tmp_path: Path) -> None:
     """An inline function with external linkage is merged with its twins, and the linker may keep this one.
 
     Compiled without optimisation, where nothing is inlined away: every such function would be seen.
     """
-    assert COMPILER is not None
+    toolchain = find_toolchain("aarch64" if path == "neon" else "x86_64")
+    nm = shutil.which(f"{toolchain.prefix}nm")
+    if nm is None:
+        pytest.skip(f"needs {toolchain.prefix}nm")
     object_file = tmp_path / "kernels.o"
     subprocess.run(
-        [COMPILER, "-std=c++20", "-O0", *PATHS[path], "-c", str(NATIVE / f"kernels_{path}.cpp"),
+        [toolchain.compiler, "-std=c++20", "-O0", *PATHS[path], "-c", str(NATIVE / f"kernels_{path}.cpp"),
          "-o", str(object_file)],
         check=True,
     )  # fmt: skip
     listed = subprocess.run(
-        ["nm", "--extern-only", "--defined-only", "--demangle", str(object_file)],
+        [nm, "--extern-only", "--defined-only", "--demangle", str(object_file)],
         check=True,
         capture_output=True,
         text=True,

@@ -1,0 +1,120 @@
+"""The native core without Python, its paths held against each other: also those of another processor.
+
+`native/compare_paths.cpp` compares bytes; where a processor is not at hand, its emulator runs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.paged_kv import attend, random_chunk, random_kv
+from kernels.paths import AVAILABLE, FUSED
+from kernels.recorded import StoredKV, gated_and_normed
+from kernels.toolchain import MACHINE, NATIVE, Toolchain, find_toolchain
+from kernels.weights import TYPES, random_matrix, whole_blocks
+from octavo.kernels import ThreadPool
+from octavo.kernels._native import matmul
+
+SOURCE = Path(__file__).with_name("native") / "compare_paths.cpp"
+# As CMakeLists.txt compiles them.
+FLAGS = ["-std=c++20", "-O3", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fno-math-errno"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+OWN_FLAGS = {
+    "x86_64": {"avx2": AVX2, "sse41": ["-msse4.1", "-mssse3"]},
+    "aarch64": {"neon": ["-march=armv8.2-a+dotprod"]},
+}
+PATHS = ("portable", "avx2", "avxvnni", "avx512vnni", "sse41", "neon")
+
+
+def build(toolchain: Toolchain, machine: str, folder: Path) -> Path:
+    """The program for `machine`. Paths whose flags are not named are empty tables."""
+    sources = [SOURCE, *(NATIVE / f"{name}.cpp" for name in ("cpu_features", "matrix", "thread_pool"))]
+    own = {NATIVE / f"kernels_{path}.cpp": OWN_FLAGS[machine].get(path, []) for path in PATHS}
+    objects = []
+    for source in (*sources, *own):
+        objects.append(folder / f"{source.stem}.o")
+        flags = [*FLAGS, *own.get(source, []), f"-I{NATIVE}"]
+        subprocess.run([toolchain.compiler, *flags, "-c", source, "-o", objects[-1]], check=True)
+    program = folder / "compare_paths"
+    # Static where another processor's libraries would have to be found.
+    static = [] if toolchain.native else ["-static"]
+    subprocess.run([toolchain.compiler, *static, *objects, "-o", program, "-pthread"], check=True)
+    return program
+
+
+def find_emulator(machine: str) -> str:
+    """Skips the test where there is none."""
+    for name in (f"qemu-{machine}", f"qemu-{machine}-static"):
+        if found := shutil.which(name):
+            return found
+    pytest.skip(f"needs qemu-{machine} (Debian: qemu-user)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "path"), [("x86_64", "avx2"), ("aarch64", "neon")])
+def test_a_path_gives_the_bytes_of_the_portable_one(machine: str, path: str, tmp_path: Path) -> None:
+    """Every type of weights, rows of every kind, attention over scattered blocks."""
+    toolchain = find_toolchain(machine)
+    if toolchain.native and path not in FUSED:
+        pytest.skip(f"this processor has no {path}")
+    emulator = [] if toolchain.native else [find_emulator(machine)]
+
+    program = build(toolchain, machine, tmp_path)
+
+    done = subprocess.run([*emulator, program, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{path}: ")
+    # A path that is not there is refused: nothing passes because nothing was compared.
+    refused = subprocess.run([*emulator, program, "mmx"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "'mmx' cannot run on this processor; available: " in refused.stderr
+
+
+def fingerprint(instruction_set: str) -> str:
+    """Of the bytes of every kernel."""
+    found = hashlib.sha256()
+    pool, random = ThreadPool(2), np.random.default_rng(0)
+    for coding in TYPES:
+        columns = whole_blocks(coding, 64)
+        matrix = random_matrix(coding, 43, columns)
+        x = random.standard_normal((18, columns)).astype(np.float32)
+        for rows in (1, 3, 18):
+            found.update(matmul(pool, matrix, x[:rows], instruction_set).tobytes())
+    kv = random_kv(random, 300, 1, 64)
+    chunks = [random_chunk(random, kv, 3, start, rows) for start, rows in ((299, 1), (280, 20))]
+    for out in attend(chunks, instruction_set=instruction_set):
+        found.update(out.tobytes())
+    vectors = random.standard_normal((9, 32)).astype(np.float32)
+    gated = gated_and_normed(vectors, vectors, 1e-5, instruction_set=instruction_set)
+    found.update(gated.tobytes())
+    stored = StoredKV(vectors, vectors, instruction_set=instruction_set)
+    stored.run(range(9), 0, [0])
+    found.update(stored.arena.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("sse41" not in AVAILABLE, reason="this processor has no SSE4.1")
+def test_a_processor_without_avx_takes_sse41_and_gives_its_bytes() -> None:
+    """Emulated, from import on: one AVX instruction outside the other paths' kernels would end it."""
+    script = (
+        "from octavo.kernels import available_instruction_sets\n"
+        "from kernels.test_compared_paths import fingerprint\n"
+        "print(*available_instruction_sets(), fingerprint(''))\n"
+    )
+    emulated = subprocess.run(
+        [find_emulator(MACHINE), "-cpu", "Nehalem", sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert emulated.returncode == 0, emulated.stderr
+    assert emulated.stdout.split() == ["sse41", "portable", fingerprint("sse41")]
