@@ -65,6 +65,20 @@ struct Activations {
     const float* scales16;   // [rows][k / 32]
 };
 
+// The rows from `row` on. Static: every path has its own, for its own instructions.
+static inline Activations rows_from(Activations a, int row, int k) {
+    const int64_t first = static_cast<int64_t>(row) * k, group = first / kGroup;
+    a.x += static_cast<int64_t>(row) * a.x_stride;
+    a.codes += first;
+    a.wide += group;
+    a.scales += group;
+    a.sums += group;
+    a.scaled_sums += group;
+    a.codes16 += first;
+    a.scales16 += group;
+    return a;
+}
+
 struct MatmulTask {
     const uint8_t* panels;  // packed weights of panel 0
     int64_t panel_bytes;

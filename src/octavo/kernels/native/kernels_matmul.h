@@ -76,20 +76,6 @@ inline void dot_group(const uint8_t* codes, const uint8_t* scales, const int8_t*
     }
 }
 
-// The activations of `row` and the rows after it.
-inline Activations rows_from(Activations a, int row, int k) {
-    const int64_t codes = static_cast<int64_t>(row) * k, groups = codes / kGroup;
-    a.x += static_cast<int64_t>(row) * a.x_stride;
-    a.codes += codes;
-    a.wide += groups;
-    a.scales += groups;
-    a.sums += groups;
-    a.scaled_sums += groups;
-    a.codes16 += codes;
-    a.scales16 += groups;
-    return a;
-}
-
 // Fetches what follows in memory, evenly over the steps of a loop that passes over one panel several times:
 // in the later passes memory would rest, and in the next first one the loop would wait for it.
 class FetchNext {

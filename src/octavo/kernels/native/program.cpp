@@ -11,6 +11,8 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kLogitsBytes = int64_t{8} << 20;
+constexpr int kGatedRows = 64;      // of a gate and its up that are in cache together
+constexpr int kMostPanels = 8;      // of them
 constexpr int kAloneFloats = 4096;  // of rows that one thread is through with in about 3 microseconds
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
@@ -134,27 +136,39 @@ void Program::rms_norm(int in, std::vector<float> weight, float eps, int out) {
     if (static_cast<int>(weight.size()) != widths_.at(in) || widths_.at(out) != widths_[in])
         refuse("a norm of " + text(weight.size()) + " does not fit buffers of " + text(widths_[in]) +
                " and " + text(widths_[out]));
+    reads_rows(in);
     operations_.push_back(RmsNorm{in, out, std::move(weight), eps, kNoCodes});
 }
 
 void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int out, bool accumulate) {
     int64_t columns = 0;
-    int codes = kNoCodes;
     for (const auto& matrix : matrices) {
         if (matrix->in_features() != widths_.at(in))
             refuse("a matrix over " + text(matrix->in_features()) + " does not fit a buffer of " +
                    text(widths_[in]));
         columns += matrix->out_features();
-        codes |= matrix->activation_codes();
     }
     if (in == out) refuse("a product cannot replace the rows it reads");
     if (columns != widths_.at(out))
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
-    const int slot = codes_of(in, codes);
+    const int slot = codes_of(in, matrices);
     operations_.push_back(Linear{in, out, std::move(matrices), accumulate, slot, -1});
 }
 
-int Program::codes_of(int in, int codes) {
+void Program::reads_rows(int in) {
+    for (auto op = operations_.rbegin(); op != operations_.rend(); ++op)
+        if (auto* gated = std::get_if<GatedLinear>(&*op); gated && gated->out == in) {
+            gated->writes_rows = true;
+            return;
+        }
+}
+
+int Program::codes_of(int in, const std::vector<std::shared_ptr<Matrix>>& matrices) {
+    int codes = kNoCodes;
+    for (const auto& matrix : matrices) {
+        codes |= matrix->activation_codes();
+        if (matrix->activation_codes() == kNoCodes) reads_rows(in);
+    }
     if (codes == kNoCodes) return 0;
     int slot = 0;
     Operation* last = operations_.empty() ? nullptr : &operations_.back();
@@ -167,6 +181,7 @@ int Program::codes_of(int in, int codes) {
                attend && attend->out == in && num_heads_ / num_kv_heads_ * head_dim_ % kGroup == 0) {
         attend->codes |= codes;
     } else {
+        reads_rows(in);
         operations_.push_back(Quantize{in, codes});
     }
     activations_[slot].reserve(row_tile_, widths_[in], codes);
@@ -188,6 +203,7 @@ void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int h
     if (!attention_)
         attention_ = std::make_unique<AttentionWork>(pool_->num_threads(), row_tile_, num_heads, num_kv_heads,
                                                      head_dim);
+    reads_rows(qkv);
     // The product that makes q, k and v takes them along, head by head, where its matrices hold whole heads.
     Operation* last = operations_.empty() ? nullptr : &operations_.back();
     auto* made = last ? std::get_if<Linear>(last) : nullptr;
@@ -207,10 +223,16 @@ void Program::gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr
             refuse("a matrix of " + text(matrix->out_features()) + " over " + text(matrix->in_features()) +
                    " does not fit buffers of " + text(widths_[in]) + " and " + text(widths_[out]));
     if (in == out) refuse("a product cannot replace the rows it reads");
-    const int slot = codes_of(in, gate->activation_codes() | up->activation_codes());
-    while (static_cast<int>(gated_scratch_.size()) < pool_->num_threads())
-        gated_scratch_.emplace_back(new float[static_cast<size_t>(row_tile_) * kPanelColumns]);
-    operations_.push_back(GatedLinear{in, out, std::move(gate), std::move(up), slot, kNoCodes});
+    const int slot = codes_of(in, {gate, up});
+    const int64_t chunk =
+        std::clamp<int64_t>(gate->num_panels() / (8 * pool_->num_threads()), 1, kMostPanels);
+    const size_t floats = size_t{2} * kGatedRows * chunk * kPanelColumns;
+    if (floats > gated_scratch_floats_) {
+        gated_scratch_floats_ = floats;
+        gated_scratch_.clear();
+        for (int i = 0; i < pool_->num_threads(); ++i) gated_scratch_.emplace_back(new float[floats]);
+    }
+    operations_.push_back(GatedLinear{in, out, std::move(gate), std::move(up), chunk, slot, kNoCodes, false});
 }
 
 void Program::logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head) {
@@ -225,6 +247,7 @@ void Program::logits(int in, std::vector<float> norm_weight, float eps, std::sha
     logits_.reset(new float[head_rows_ * head_->out_features()]);
     maxima_.reset(new float[head_rows_ * num_logit_blocks()]);
     activations_[0].reserve(row_tile_, widths_[in], head_->activation_codes());
+    reads_rows(in);
     operations_.push_back(Logits{in, std::move(norm_weight), eps});
 }
 
@@ -254,7 +277,7 @@ int64_t Program::buffer_bytes() const {
     for (int width : widths_) bytes += int64_t{4} * row_tile_ * width;
     if (attention_) bytes += attention_->nbytes();
     if (head_) bytes += 4 * head_rows_ * (head_->out_features() + num_logit_blocks() + head_->in_features());
-    bytes += static_cast<int64_t>(gated_scratch_.size()) * 4 * row_tile_ * kPanelColumns;
+    bytes += static_cast<int64_t>(gated_scratch_.size() * gated_scratch_floats_ * sizeof(float));
     return bytes + int64_t{8} * row_tile_ * static_cast<int64_t>(inverse_frequencies_.size());
 }
 
@@ -418,33 +441,41 @@ void Program::rope_and_store(int qkv, int layer, int64_t begin, int64_t end) {
     }
 }
 
-// A panel of the gate and the same panel of up: 32 columns of the result, which are a group of activations.
+// Some panels of the gate, the same panels of up, and then, while both are in cache, what becomes of them:
+// whole groups of activations. Rows come in blocks, or their sums would not stay there.
 void Program::run_gated_linear(const GatedLinear& op) {
-    const int rows = tile_.rows, width = widths_[op.out];
+    const int width = widths_[op.out];
     const Activations activations = activations_[op.slot].view(row(op.in, 0), widths_[op.in]);
     ActivationBuffer& codes_out = activations_[1 - op.slot];
-    const int64_t panels = op.gate->num_panels();
-    const int64_t chunk = std::max<int64_t>(1, panels / (8 * pool_->num_threads()));
-    pool_->parallel_for(panels, chunk, [&](int64_t begin, int64_t end, int thread) {
-        float* up = gated_scratch_[thread].get();
-        for (int64_t panel = begin; panel < end; ++panel) {
-            const int column = static_cast<int>(panel * kPanelColumns);
-            const int count = std::min(kPanelColumns, width - column);
-            const auto multiply = [&](const Matrix& matrix, float* out, int out_stride) {
-                MatmulTask task = matmul_task(matrix, activations, rows);
-                task.panels += panel * task.panel_bytes;
-                task.columns = count;
-                task.panel_end = 1;
-                task.out = out;
-                task.out_stride = out_stride;
-                kernels_.matmul[static_cast<int>(matrix.type())](task);
-            };
-            multiply(*op.gate, row(op.out, 0) + column, width);
-            multiply(*op.up, up, kPanelColumns);
-            for (int i = 0; i < rows; ++i) {
-                float* hidden = row(op.out, i) + column;
-                kernels_.silu_mul_row(hidden, up + i * kPanelColumns, count, hidden);
-                codes_out.quantize(kernels_, i, width, column, count, hidden, op.codes);
+    // A pool of one thread gets all panels at once, which are too many for the scratch.
+    const int64_t panels = op.gate->num_panels(), pieces = (panels + op.chunk - 1) / op.chunk;
+    pool_->parallel_for(pieces, 1, [&](int64_t first_piece, int64_t last_piece, int thread) {
+        float* gate = gated_scratch_[thread].get();
+        float* up = gate + kGatedRows * op.chunk * kPanelColumns;
+        for (int64_t piece = first_piece; piece < last_piece; ++piece) {
+            const int64_t begin = piece * op.chunk, end = std::min(begin + op.chunk, panels);
+            const int column = static_cast<int>(begin * kPanelColumns);
+            const int count =
+                static_cast<int>(std::min(end * kPanelColumns, op.gate->out_features())) - column;
+            for (int first = 0; first < tile_.rows; first += kGatedRows) {
+                const int rows = std::min(kGatedRows, tile_.rows - first);
+                const auto multiply = [&](const Matrix& matrix, float* out) {
+                    MatmulTask task =
+                        matmul_task(matrix, rows_from(activations, first, widths_[op.in]), rows);
+                    task.panels += begin * task.panel_bytes;
+                    task.columns = count;
+                    task.panel_end = end - begin;
+                    task.out = out;
+                    task.out_stride = count;
+                    kernels_.matmul[static_cast<int>(matrix.type())](task);
+                };
+                multiply(*op.gate, gate);
+                multiply(*op.up, up);
+                for (int i = 0; i < rows; ++i) {
+                    float* hidden = op.writes_rows ? row(op.out, first + i) + column : gate + i * count;
+                    kernels_.silu_mul_row(gate + i * count, up + i * count, count, hidden);
+                    codes_out.quantize(kernels_, first + i, width, column, count, hidden, op.codes);
+                }
             }
         }
     });

@@ -122,8 +122,10 @@ class Program {
     struct GatedLinear {
         int in, out;
         std::shared_ptr<Matrix> gate, up;
-        int slot;  // of activations_, the codes it reads; its own go to the other one
+        int64_t chunk;  // panels
+        int slot;       // of activations_, the codes it reads; its own go to the other one
         int codes;
+        bool writes_rows;  // into `out`: where an operation reads more than codes
     };
     struct Logits {
         int in;
@@ -153,7 +155,8 @@ class Program {
     PagedKV paged_kv(int layer) const;
     // Has the rows of `in` quantised, by the operation that makes them where it can: one pass less. Returns
     // the slot of activations_ that holds them.
-    int codes_of(int in, int codes);
+    int codes_of(int in, const std::vector<std::shared_ptr<Matrix>>& readers);
+    void reads_rows(int in);
     void run_operation(const Operation& operation);
     void rope_and_store(int qkv, int layer, int64_t begin, int64_t end);
     void run_gated_linear(const GatedLinear& op);
@@ -179,7 +182,8 @@ class Program {
     double rope_magnitude_ = 1.0;
     std::unique_ptr<float[]> rope_cos_, rope_sin_;  // [row_tile][rope_dim / 2]
     std::unique_ptr<AttentionWork> attention_;
-    std::vector<std::unique_ptr<float[]>> gated_scratch_;  // [row_tile][32], a thread each
+    size_t gated_scratch_floats_ = 0;
+    std::vector<std::unique_ptr<float[]>> gated_scratch_;  // a thread each
 
     uint8_t* arena_ = nullptr;
     int64_t extent_bytes_ = 0, num_blocks_ = 0;
