@@ -225,7 +225,7 @@ void Program::gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr
     if (in == out) refuse("a product cannot replace the rows it reads");
     const int slot = codes_of(in, {gate, up});
     const int64_t chunk =
-        std::clamp<int64_t>(gate->num_panels() / (8 * pool_->num_threads()), 1, kMostPanels);
+        std::clamp<int64_t>(gate->num_panels() / (4 * pool_->num_threads()), 1, kMostPanels);
     const size_t floats = size_t{2} * kGatedRows * chunk * kPanelColumns;
     if (floats > gated_scratch_floats_) {
         gated_scratch_floats_ = floats;
