@@ -43,7 +43,7 @@ struct WideCode {
     int32_t byte_shift;      // and of unpacked codes
     int32_t in_second_half;  // -1 where its place is one of the group's last 16, else 0
     int32_t first_half_sum;  // of the codes of the group's first 16 values, the wide one included
-    uint16_t nibble_offset;  // of its 8 columns' lanes in a plane of 4 bits, in bytes
+    uint16_t nibble_offset;  // of its vector in a plane of 4 bits, in bytes
     uint16_t at;             // its place in the group
 };
 

@@ -1,4 +1,6 @@
 // The kernels compiled for AVX2 + FMA + F16C.
+#include <type_traits>
+
 #include "kernel_table.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

@@ -1,7 +1,11 @@
 // The kernels compiled for AVX-512 VL + VNNI, 256 bits wide.
+#include <type_traits>
+
 #include "kernel_table.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+// GCC 12 takes the undefined operand of unmasked intrinsics for a fault.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
 namespace octavo {
@@ -16,6 +20,7 @@ constexpr char kName[] = "avx512vnni";
 #include "weight_layout.h"
 #include "simd_avx2.h"
 #include "products_vnni.h"
+#include "products_avx512.h"
 #include "kernels.h"
 
 }  // namespace

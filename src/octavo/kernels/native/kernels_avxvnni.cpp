@@ -1,4 +1,6 @@
 // The kernels compiled for AVX2 + FMA + F16C + AVX-VNNI: small cores without AVX-512, such as the N100.
+#include <type_traits>
+
 #include "kernel_table.h"
 
 #if defined(__AVXVNNI__)

@@ -18,44 +18,61 @@ inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     for (int c = 0; c < count; ++c) out[c] = accumulate ? out[c] + v[c] : v[c];
 }
 
-// The 8 columns' sub-scales, and sub-minima, of half `half` of a group, from the group's bytes after its
-// codes.
-template <WeightType kType>
-inline I32x8 sub_scales(const uint8_t* scales, int half) {
-    const I32x8 bytes = load(reinterpret_cast<const int8_t*>(scales) + 8 * half);
+// A tile is as many columns as a register has lanes: eight on every path, and sixteen where that is faster.
+struct Lanes16;
+struct Lanes8 {
+    using Floats = F32x8;
+    using Ints = I32x8;
+    static constexpr int kColumns = 8;
+    static Floats zeros() { return zero_f32(); }
+    static Floats floats(const float* p) { return load(p); }
+    static Floats halves(const Half* p) { return load(p); }
+    static Ints bytes(const int8_t* p) { return load(p); }
+    static Floats splat(float x) { return broadcast(x); }
+    static Ints splat(int32_t x) { return broadcast(x); }
+};
+
+// A tile's sub-scales, and sub-minima, of half `half` of a group, from where its own begin.
+template <class Lanes, WeightType kType>
+inline typename Lanes::Ints sub_scales(const uint8_t* scales, int half) {
+    const auto bytes = Lanes::bytes(reinterpret_cast<const int8_t*>(scales) + kPanelColumns * half);
     return weight_layout(kType).nibbles ? bits(bytes, 0, 4) : bytes;
 }
-template <WeightType kType>
-inline I32x8 sub_minima(const uint8_t* scales, int half) {
+template <class Lanes, WeightType kType>
+inline typename Lanes::Ints sub_minima(const uint8_t* scales, int half) {
     constexpr WeightLayout kLayout = weight_layout(kType);
-    const int8_t* bytes = reinterpret_cast<const int8_t*>(scales) + 8 * half;
-    return kLayout.nibbles ? bits(load(bytes), 4, 4) : load(bytes + 8 * kLayout.sub_scales);
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(scales) + kPanelColumns * half;
+    return kLayout.nibbles ? bits(Lanes::bytes(bytes), 4, 4)
+                           : Lanes::bytes(bytes + kPanelColumns * kLayout.sub_scales);
 }
 
-// dot[j][r] lane c = sum over a group of value * row code, the wide code's product included; the codes of
-// tile j at codes + j * Codes::kStride, its sub-scales at scales + j * group_bytes(). Two sub-scales of a
-// group are multiplied in here, exactly: |sub-scale| <= 128, and half a group sums to less than 2^22.
-template <class Codes, int kRows, int kTiles>
+// dot[j][r] lane c = sum over a group of value * row code, the wide code's product included; `codes` and
+// `scales` are where those of the first tile begin. Two sub-scales of a group are multiplied in here,
+// exactly: |sub-scale| <= 128, and half a group sums to less than 2^22.
+template <class Lanes, class Codes, int kRows, int kTiles>
 inline void dot_group(const uint8_t* codes, const uint8_t* scales, const int8_t* const (&rows)[kRows],
                       const WideCode* const (&wide)[kRows], const int32_t (&sums)[kRows],
-                      I32x8 (&dot)[kTiles][kRows]) {
+                      typename Lanes::Ints (&dot)[kTiles][kRows]) {
     constexpr WeightType kType = Codes::kType;
     constexpr WeightLayout kLayout = weight_layout(kType);
+    using Ints = typename Lanes::Ints;
+    const auto wide_product = [&](int j, int r) __attribute__((always_inline)) {
+        const uint8_t* tile = codes + j * (Lanes::kColumns / kTileColumns) * Codes::kTileBytes;
+        return times_code(wide_values<Ints, Codes>(tile, *wide[r]), *wide[r]);
+    };
     int32_t start[kRows];
     if constexpr (kLayout.sub_scales == 2) {
-        I32x8 half[kTiles][kRows];
+        Ints half[kTiles][kRows];
         for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * wide[r]->first_half_sum;
         dot_codes<Codes, 0, 4>(codes, rows, start, dot);
         for (int r = 0; r < kRows; ++r) start[r] = -kLayout.offset * (sums[r] - wide[r]->first_half_sum);
         dot_codes<Codes, 4, 8>(codes, rows, start, half);
         for (int j = 0; j < kTiles; ++j) {
-            const uint8_t* tile_scales = scales + j * kLayout.group_bytes();
-            const I32x8 first_scale = sub_scales<kType>(tile_scales, 0);
-            const I32x8 second_scale = sub_scales<kType>(tile_scales, 1);
+            const Ints first_scale = sub_scales<Lanes, kType>(scales + j * Lanes::kColumns, 0);
+            const Ints second_scale = sub_scales<Lanes, kType>(scales + j * Lanes::kColumns, 1);
             for (int r = 0; r < kRows; ++r) {
-                const I32x8 product =
-                    times_code(wide_values<Codes>(codes + j * Codes::kStride, *wide[r]), *wide[r]);
-                const I32x8 in_second = broadcast(wide[r]->in_second_half);
+                const Ints product = wide_product(j, r);
+                const Ints in_second = Lanes::splat(wide[r]->in_second_half);
                 dot[j][r] = add(mul(add(dot[j][r], drop(product, in_second)), first_scale),
                                 mul(add(half[j][r], keep(product, in_second)), second_scale));
             }
@@ -69,10 +86,7 @@ inline void dot_group(const uint8_t* codes, const uint8_t* scales, const int8_t*
             dot_codes<Codes, 0, 8>(codes, rows, start, dot);
         }
         for (int r = 0; r < kRows; ++r)
-            for (int j = 0; j < kTiles; ++j)
-                dot[j][r] =
-                    add(dot[j][r],
-                        times_code(wide_values<Codes>(codes + j * Codes::kStride, *wide[r]), *wide[r]));
+            for (int j = 0; j < kTiles; ++j) dot[j][r] = add(dot[j][r], wide_product(j, r));
     }
 }
 
@@ -81,7 +95,9 @@ inline void dot_group(const uint8_t* codes, const uint8_t* scales, const int8_t*
 class FetchNext {
   public:
     FetchNext(const uint8_t* from, int64_t bytes, int64_t steps)
-        : next_(from), end_(from + bytes), lines_(static_cast<int>((bytes / 64 + steps - 1) / steps)) {}
+        : next_(from),
+          end_(from + bytes),
+          lines_(bytes == 0 ? 0 : static_cast<int>((bytes / 64 + steps - 1) / steps)) {}
     void step() {
         for (int i = 0; i < lines_ && next_ < end_; ++i, next_ += 64) __builtin_prefetch(next_);
     }
@@ -95,56 +111,59 @@ class FetchNext {
 // Groups [first, last) of a panel.
 struct Stretch {
     const uint8_t* packed;    // where group `first`, or the header before it, begins
-    const uint8_t* unpacked;  // [last - first][kPanelTiles][UnpackedCodes::kStride], or null
+    const uint8_t* unpacked;  // [last - first][UnpackedCodes::kGroupBytes], or null
     int first, last;
     float* partial;  // [rows][kPanelColumns], the sums of the groups before; null in a whole panel
     FetchNext* fetch;
 };
 
 // kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
-// weights serve all rows.
-template <class Codes, int kRows, int kTiles>
-inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int tile, int row, float* out,
+// weights serve all rows. column: the first of them in the panel.
+template <class Lanes, class Codes, int kRows, int kTiles>
+inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int column, int row, float* out,
                             int columns) {
     constexpr WeightType kType = Codes::kType;
     constexpr WeightLayout kLayout = weight_layout(kType);
     constexpr int kBytes = kLayout.group_bytes(), kHeaderBytes = kLayout.header_bytes();
-    // Eight scales, and minima where the type has them.
-    const auto load_halves = [](const uint8_t* halves, F32x8& scales, F32x8& minima) {
-        scales = load(reinterpret_cast<const Half*>(halves));
-        minima = kLayout.minimum ? load(reinterpret_cast<const Half*>(halves + 16)) : zero_f32();
+    using Floats = typename Lanes::Floats;
+    // A tile's scales, and minima where the type has them.
+    const auto load_halves = [&](const uint8_t* halves, int j, Floats& scales, Floats& minima) {
+        const Half* from = reinterpret_cast<const Half*>(halves) + column + j * Lanes::kColumns;
+        scales = Lanes::halves(from);
+        minima = kLayout.minimum ? Lanes::halves(from + kPanelColumns) : Lanes::zeros();
     };
     const Activations& a = t.activations;
     const int groups = t.k / kGroup;
-    float* partial = stretch.partial + row * kPanelColumns + tile * kTileColumns;
-    F32x8 acc[kTiles][kRows];
-    const auto sums_so_far = [&](int j, int r) { return partial + r * kPanelColumns + j * kTileColumns; };
+    float* partial = stretch.partial + row * kPanelColumns + column;
+    Floats acc[kTiles][kRows];
+    const auto sums_so_far = [&](int j, int r) { return partial + r * kPanelColumns + j * Lanes::kColumns; };
     for (int j = 0; j < kTiles; ++j)
         for (int r = 0; r < kRows; ++r)
-            acc[j][r] = Codes::kUnpacked && stretch.first > 0 ? load(sums_so_far(j, r)) : zero_f32();
-    const uint8_t* group = stretch.packed + tile * kBytes;
-    const uint8_t* unpacked = stretch.unpacked + tile * Codes::kStride;
-    F32x8 scale[kTiles] = {}, minimum[kTiles] = {};  // of a group, or of a superblock
-    for (int g = stretch.first; g < stretch.last; ++g, group += kPanelTiles * kBytes) {
+            acc[j][r] =
+                Codes::kUnpacked && stretch.first > 0 ? Lanes::floats(sums_so_far(j, r)) : Lanes::zeros();
+    const uint8_t* group = stretch.packed;
+    const uint8_t* unpacked = stretch.unpacked;
+    Floats scale[kTiles] = {}, minimum[kTiles] = {};  // of a group, or of a superblock
+    for (int g = stretch.first; g < stretch.last; ++g, group += kBytes) {
         if constexpr (kHeaderBytes > 0) {
             if (g % kLayout.groups == 0) {
-                const uint8_t* header = group + tile * (kHeaderBytes - kBytes);
-                for (int j = 0; j < kTiles; ++j) load_halves(header + j * kHeaderBytes, scale[j], minimum[j]);
-                group += kPanelTiles * kHeaderBytes;
+                for (int j = 0; j < kTiles; ++j) load_halves(group, j, scale[j], minimum[j]);
+                group += kHeaderBytes;
             }
         }
         if constexpr (kRows > kFewRows) stretch.fetch->step();
         // 17 lines a group, read four tiles at a time, are no stream that the hardware recognises.
-        if constexpr (kType == WeightType::kQ8_0 && kTiles == kPanelTiles && kRows > 1)
-            if (t.rows <= register_tile(kType).rows)
-                for (int b = 0; b < kPanelTiles * kBytes; b += 64)
+        if constexpr (kType == WeightType::kQ8_0 && kTiles * Lanes::kColumns == kPanelColumns && kRows > 1)
+            if (t.rows <= register_tiles(kType).packed.rows)
+                for (int b = 0; b < kBytes; b += 64)
                     __builtin_prefetch(group + 8192 + b, 0, 2);  // to the second-level cache
-        const uint8_t* codes = group;
+        const uint8_t* codes = group + column / kTileColumns * Codes::kTileBytes;
         if constexpr (Codes::kUnpacked) {
-            codes = unpacked;
-            unpacked += kPanelTiles * Codes::kStride;
+            codes = unpacked + column / kTileColumns * Codes::kTileBytes;
+            unpacked += Codes::kGroupBytes;
         }
-        I32x8 dot[kTiles][kRows];
+        const uint8_t* scales = group + kLayout.code_bytes();
+        typename Lanes::Ints dot[kTiles][kRows];
         if constexpr (kType == WeightType::kQ8_0) {
             const int16_t* rows[kRows];
             for (int r = 0; r < kRows; ++r)
@@ -160,27 +179,27 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int til
                 wide[r] = a.wide + at;
                 sums[r] = a.sums[at];
             }
-            dot_group<Codes>(codes, group + kLayout.code_bytes(), rows, wide, sums, dot);
+            dot_group<Lanes, Codes>(codes, scales + column, rows, wide, sums, dot);
         }
         for (int j = 0; j < kTiles; ++j) {
-            const uint8_t* scales = group + j * kBytes + kLayout.code_bytes();
-            if constexpr (kHeaderBytes == 0) load_halves(scales, scale[j], minimum[j]);
-            F32x8 s = scale[j], m = minimum[j];
+            const uint8_t* subs = scales + column + j * Lanes::kColumns;
+            if constexpr (kHeaderBytes == 0) load_halves(scales, j, scale[j], minimum[j]);
+            Floats s = scale[j], m = minimum[j];
             if constexpr (kLayout.sub_scales == 1) {
-                s = mul(s, to_float(sub_scales<kType>(scales, 0)));
-                if constexpr (kLayout.minimum) m = mul(m, to_float(sub_minima<kType>(scales, 0)));
+                s = mul(s, to_float(sub_scales<Lanes, kType>(subs, 0)));
+                if constexpr (kLayout.minimum) m = mul(m, to_float(sub_minima<Lanes, kType>(subs, 0)));
             }
             for (int r = 0; r < kRows; ++r) {
                 const int64_t at = static_cast<int64_t>(row + r) * groups + g;
                 const float row_scale = kType == WeightType::kQ8_0 ? a.scales16[at] : a.scales[at];
-                acc[j][r] = fma(to_float(dot[j][r]), mul(s, broadcast(row_scale)), acc[j][r]);
+                acc[j][r] = fma(to_float(dot[j][r]), mul(s, Lanes::splat(row_scale)), acc[j][r]);
                 if constexpr (kLayout.minimum && kLayout.sub_scales == 2) {
                     const int32_t first = a.wide[at].first_half_sum, second = a.sums[at] - first;
-                    const I32x8 sum = add(mul(sub_minima<kType>(scales, 0), broadcast(first)),
-                                          mul(sub_minima<kType>(scales, 1), broadcast(second)));
-                    acc[j][r] = fma(to_float(sum), mul(m, broadcast(row_scale)), acc[j][r]);
+                    const auto sum = add(mul(sub_minima<Lanes, kType>(subs, 0), Lanes::splat(first)),
+                                         mul(sub_minima<Lanes, kType>(subs, 1), Lanes::splat(second)));
+                    acc[j][r] = fma(to_float(sum), mul(m, Lanes::splat(row_scale)), acc[j][r]);
                 } else if constexpr (kLayout.minimum) {
-                    acc[j][r] = fma(m, broadcast(a.scaled_sums[at]), acc[j][r]);
+                    acc[j][r] = fma(m, Lanes::splat(a.scaled_sums[at]), acc[j][r]);
                 }
             }
         }
@@ -189,15 +208,15 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int til
     for (int r = 0; r < kRows; ++r)
         for (int j = 0; j < kTiles; ++j)
             if (ends)
-                write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * kTileColumns,
-                              columns - j * kTileColumns, t.accumulate, acc[j][r]);
+                write_columns(out + static_cast<int64_t>(r) * t.out_stride + j * Lanes::kColumns,
+                              columns - j * Lanes::kColumns, t.accumulate, acc[j][r]);
             else
                 store(sums_so_far(j, r), acc[j][r]);
 }
 
 // The same for weights that are floats: the rows stay unquantised.
 template <class Element, int kRows, int kTiles>
-inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out,
+inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int column, int row, float* out,
                         int columns) {
     F32x8 acc[kTiles][kRows];
     const float* x[kRows];
@@ -205,7 +224,7 @@ inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int
         x[r] = t.activations.x + static_cast<int64_t>(row + r) * t.activations.x_stride;
         for (int j = 0; j < kTiles; ++j) acc[j][r] = zero_f32();
     }
-    const Element* w = reinterpret_cast<const Element*>(panel) + tile * kTileColumns;
+    const Element* w = reinterpret_cast<const Element*>(panel) + column;
     for (int k = 0; k < t.k; ++k, w += kPanelColumns) {
         for (int j = 0; j < kTiles; ++j) {
             const F32x8 v = load(w + j * kTileColumns);
@@ -218,95 +237,109 @@ inline void float_tiles(const MatmulTask& t, const uint8_t* panel, int tile, int
                           columns - j * kTileColumns, t.accumulate, acc[j][r]);
 }
 
-// What a kind of weights needs to be walked over: a kernel for any rows and tiles of a whole panel.
-template <WeightType kType>
+// What a kind of weights needs to be walked over: a kernel for any rows and columns of a whole panel.
+template <class L, WeightType kType>
 struct Quantized {
-    static constexpr int kRows = register_tile(kType).rows, kTiles = register_tile(kType).tiles;
+    using Lanes = L;
+    static constexpr int kRows = register_tiles(kType).packed.rows,
+                         kTiles = register_tiles(kType).packed.tiles;
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const Stretch& whole, int tile, int row, float* out, int columns) {
-        quantized_tiles<PackedCodes<kType>, kR, kT>(t, whole, tile, row, out, columns);
+    __attribute__((noinline)) static void run(const MatmulTask& t, const Stretch& whole, int column, int row,
+                                              float* out, int columns) {
+        quantized_tiles<Lanes, PackedCodes<kType>, kR, kT>(t, whole, column, row, out, columns);
     }
 };
 
 // The same for a stretch of a panel whose codes are unpacked.
-template <WeightType kType>
+template <class L, WeightType kType>
 struct UnpackedStretch {
-    static constexpr int kRows = register_tile(kType).rows, kTiles = register_tile(kType).unpacked_tiles;
+    using Lanes = L;
+    static constexpr int kRows = register_tiles(kType).unpacked.rows,
+                         kTiles = register_tiles(kType).unpacked.tiles;
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const Stretch& stretch, int tile, int row, float* out, int columns) {
-        quantized_tiles<UnpackedCodes<kType>, kR, kT>(t, stretch, tile, row, out, columns);
+    static void run(const MatmulTask& t, const Stretch& stretch, int column, int row, float* out,
+                    int columns) {
+        quantized_tiles<Lanes, UnpackedCodes<kType>, kR, kT>(t, stretch, column, row, out, columns);
     }
 };
 
+template <int kLanes>
+using LanesOf = std::conditional_t<kLanes == 16, Lanes16, Lanes8>;
+
 template <class Element>
-struct Floats {
+struct FloatWeights {
+    using Lanes = Lanes8;
     static constexpr int kRows = 4;
     static constexpr int kTiles =
         kAccumulators < 8 ? 1 : 2;  // eight chains hide the latency of a multiply-add
     template <int kR, int kT>
-    static void run(const MatmulTask& t, const uint8_t* panel, int tile, int row, float* out, int columns) {
-        float_tiles<Element, kR, kT>(t, panel, tile, row, out, columns);
+    static void run(const MatmulTask& t, const uint8_t* panel, int column, int row, float* out, int columns) {
+        float_tiles<Element, kR, kT>(t, panel, column, row, out, columns);
     }
 };
 
 // At most kR rows are left: all of them at once.
 template <class Kernel, int kR, int kT, class Weights>
-inline void last_rows(const MatmulTask& t, const Weights& weights, int tile, int row, float* out,
+inline void last_rows(const MatmulTask& t, const Weights& weights, int column, int row, float* out,
                       int columns) {
     if (t.rows - row == kR)
-        Kernel::template run<kR, kT>(t, weights, tile, row, out, columns);
+        Kernel::template run<kR, kT>(t, weights, column, row, out, columns);
     else if constexpr (kR > 1)
-        last_rows<Kernel, kR - 1, kT>(t, weights, tile, row, out, columns);
+        last_rows<Kernel, kR - 1, kT>(t, weights, column, row, out, columns);
 }
 
 // All tiles of a panel, or of a stretch of it, for all rows.
 template <class Kernel, class Weights>
 inline void all_tiles(const MatmulTask& t, const Weights& weights, float* out, int columns) {
     constexpr int kRows = Kernel::kRows, kTiles = Kernel::kTiles;
-    for (int tile = 0; tile < kPanelTiles && tile * kTileColumns < columns; tile += kTiles) {
-        const int left = columns - tile * kTileColumns;
-        float* to = out + tile * kTileColumns;
+    for (int column = 0; column < kPanelColumns && column < columns;
+         column += kTiles * Kernel::Lanes::kColumns) {
+        float* to = out + column;
         int row = 0;
         for (; row + kRows <= t.rows; row += kRows, to += static_cast<int64_t>(kRows) * t.out_stride)
-            Kernel::template run<kRows, kTiles>(t, weights, tile, row, to, left);
-        last_rows<Kernel, kRows - 1, kTiles>(t, weights, tile, row, to, left);
+            Kernel::template run<kRows, kTiles>(t, weights, column, row, to, columns - column);
+        last_rows<Kernel, kRows - 1, kTiles>(t, weights, column, row, to, columns - column);
     }
 }
 
-// One panel for all rows.
-template <class Kernel, class Weights>
+// One panel for all rows; few of them have a kernel of eight lanes.
+template <class Few, class Kernel, class Weights>
 inline void whole_panel(const MatmulTask& t, const Weights& panel, int64_t n) {
     const int columns = static_cast<int>(t.columns - n * kPanelColumns);
     float* out = t.out + n * kPanelColumns;
     if (t.rows <= kFewRows)  // they wait for memory: all tiles in one pass
-        last_rows<Kernel, kFewRows, kPanelTiles>(t, panel, 0, 0, out, columns);
+        last_rows<Few, kFewRows, kPanelTiles>(t, panel, 0, 0, out, columns);
     else
         all_tiles<Kernel>(t, panel, out, columns);
 }
 
 template <class Element>
 void float_matmul(const MatmulTask& t) {
+    using Kernel = FloatWeights<Element>;
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n)
-        whole_panel<Floats<Element>>(t, t.panels + n * t.panel_bytes, n);
+        whole_panel<Kernel, Kernel>(t, t.panels + n * t.panel_bytes, n);
 }
 
 // What follows `bytes` of a panel in memory, while all_tiles passes over its groups. A single pass is a
 // stream that the hardware fetches.
 template <class Kernel>
 inline FetchNext fetch_next(const uint8_t* panel, int64_t bytes, int rows, int groups) {
-    const int passes = kPanelTiles / Kernel::kTiles * ((rows + Kernel::kRows - 1) / Kernel::kRows);
+    const int passes = kPanelColumns / (Kernel::kTiles * Kernel::Lanes::kColumns) *
+                       ((rows + Kernel::kRows - 1) / Kernel::kRows);
     return {panel + bytes, passes > 1 ? bytes : 0, static_cast<int64_t>(passes) * groups};
 }
 
 template <WeightType kType>
 void packed_matmul(const MatmulTask& t) {
+    using Kernel = Quantized<LanesOf<register_tiles(kType).packed.lanes>, kType>;
     constexpr WeightLayout kLayout = weight_layout(kType);
     const int groups = t.k / kGroup;
-    const int64_t bytes = groups / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
+    const int64_t bytes = int64_t{groups} / kLayout.groups * kLayout.packed_bytes();
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
         const uint8_t* panel = t.panels + n * t.panel_bytes;
-        FetchNext fetch = fetch_next<Quantized<kType>>(panel, bytes, t.rows, groups);
-        whole_panel<Quantized<kType>>(t, Stretch{panel, nullptr, 0, groups, nullptr, &fetch}, n);
+        FetchNext fetch = fetch_next<Kernel>(panel, bytes, t.rows, groups);
+        whole_panel<Quantized<Lanes8, kType>, Kernel>(t, Stretch{panel, nullptr, 0, groups, nullptr, &fetch},
+                                                      n);
     }
 }
 
@@ -314,8 +347,9 @@ void packed_matmul(const MatmulTask& t) {
 // rows.
 template <WeightType kType>
 void unpacking_matmul(const MatmulTask& all) {
+    using Kernel = UnpackedStretch<LanesOf<register_tiles(kType).unpacked.lanes>, kType>;
     constexpr WeightLayout kLayout = weight_layout(kType);
-    constexpr int kGroupBytes = kPanelTiles * UnpackedCodes<kType>::kStride;
+    constexpr int kGroupBytes = UnpackedCodes<kType>::kGroupBytes;
     constexpr int kMost = 16384 / kGroupBytes;  // groups of a stretch
     constexpr int kMostRows = 256;
     alignas(64) uint8_t unpacked[kMost * kGroupBytes];
@@ -333,13 +367,13 @@ void unpacking_matmul(const MatmulTask& all) {
             const int columns = static_cast<int>(t.columns - n * kPanelColumns);
             for (int first = 0; first < groups; first += length) {
                 const int last = first + length < groups ? first + length : groups;
-                const uint8_t* packed = t.panels + n * t.panel_bytes +
-                                        first / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
-                const int64_t bytes = (last - first) / kLayout.groups * kPanelTiles * kLayout.packed_bytes();
-                FetchNext fetch = fetch_next<UnpackedStretch<kType>>(packed, bytes, t.rows, last - first);
+                const uint8_t* packed =
+                    t.panels + n * t.panel_bytes + int64_t{first} / kLayout.groups * kLayout.packed_bytes();
+                const int64_t bytes = int64_t{last - first} / kLayout.groups * kLayout.packed_bytes();
+                FetchNext fetch = fetch_next<Kernel>(packed, bytes, t.rows, last - first);
                 unpack<kType>(packed, last - first, unpacked);
-                all_tiles<UnpackedStretch<kType>>(t, Stretch{packed, unpacked, first, last, partial, &fetch},
-                                                  t.out + n * kPanelColumns, columns);
+                all_tiles<Kernel>(t, Stretch{packed, unpacked, first, last, partial, &fetch},
+                                  t.out + n * kPanelColumns, columns);
             }
         }
     }
@@ -347,7 +381,7 @@ void unpacking_matmul(const MatmulTask& all) {
 
 template <WeightType kType>
 void quantized_matmul(const MatmulTask& t) {
-    constexpr int kFrom = register_tile(kType).unpack_from;
+    constexpr int kFrom = register_tiles(kType).unpack_from;
     if constexpr (kFrom > 0)
         if (t.rows >= kFrom) return unpacking_matmul<kType>(t);
     packed_matmul<kType>(t);

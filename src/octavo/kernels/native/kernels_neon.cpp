@@ -1,4 +1,6 @@
 // The kernels compiled for AArch64 with dot products (Armv8.2-A FEAT_DotProd).
+#include <type_traits>
+
 #include "kernel_table.h"
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)

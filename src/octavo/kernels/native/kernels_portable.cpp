@@ -1,4 +1,6 @@
 // The kernels compiled for any processor: the oracle of the other paths.
+#include <type_traits>
+
 #include "kernel_table.h"
 
 namespace octavo {

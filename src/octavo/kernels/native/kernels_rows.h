@@ -88,7 +88,7 @@ void quantize_row8(const float* x, int n, int8_t* codes, WideCode* wide, float* 
                    .byte_shift = at % 4 * 8,
                    .in_second_half = at < kGroup / 2 ? 0 : -1,
                    .first_half_sum = first_half,
-                   .nibble_offset = static_cast<uint16_t>(at / 8 * 32),
+                   .nibble_offset = static_cast<uint16_t>(at / 8 * kVectorBytes),
                    .at = static_cast<uint16_t>(at)};
         sums[g] = first_half + second_half;
         scales[g] = (usable ? step : 0.0f) + nan_or_zero;

@@ -1,4 +1,6 @@
 // The kernels compiled for SSE4.1 + SSSE3: x86 without AVX, such as the J4125 and the N5105.
+#include <type_traits>
+
 #include "kernel_table.h"
 
 #if defined(__SSE4_1__) && defined(__SSSE3__)

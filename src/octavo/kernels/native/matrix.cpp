@@ -32,10 +32,10 @@ static_assert(std::size(kFacts) == static_cast<size_t>(WeightType::kCount));
 
 const TypeFacts& facts(WeightType type) { return kFacts[static_cast<int>(type)]; }
 
-// Of one tile: 8 columns of one source block.
+// Of a panel's superblock, or of its elements of one k.
 int packed_bytes(WeightType type) {
     const TypeFacts& f = facts(type);
-    return f.block == 1 ? kTileColumns * f.source_bytes : weight_layout(type).packed_bytes();
+    return f.block == 1 ? kPanelColumns * f.source_bytes : weight_layout(type).packed_bytes();
 }
 
 constexpr int64_t kMostFeatures = int64_t{1} << 30;  // sizes in bytes fit 63 bits, sizes in elements an int
@@ -174,7 +174,7 @@ void write_plane(const uint8_t* codes, int from, int column, uint8_t* plane) {
             std::memcpy(&four, codes + k, 4);
             lane |= (four >> from & kMask) << plane_shift(kBits, k);
         }
-        std::memcpy(plane + 32 * vector + 4 * column, &lane, 4);
+        std::memcpy(plane + kVectorBytes * vector + 4 * column, &lane, 4);
     }
 }
 
@@ -184,17 +184,19 @@ void write_sub_scales(const WeightLayout& layout, const SourceBlock& block, int 
     const int n = layout.sub_scales;
     for (int half = 0; half < n; ++half) {
         const int8_t scale = block.sub_scales[g * n + half], minimum = block.sub_minima[g * n + half];
-        bytes[8 * half + column] = static_cast<uint8_t>(layout.nibbles ? scale | minimum << 4 : scale);
-        if (layout.minimum && !layout.nibbles) bytes[8 * (n + half) + column] = static_cast<uint8_t>(minimum);
+        bytes[kPanelColumns * half + column] =
+            static_cast<uint8_t>(layout.nibbles ? scale | minimum << 4 : scale);
+        if (layout.minimum && !layout.nibbles)
+            bytes[kPanelColumns * (n + half) + column] = static_cast<uint8_t>(minimum);
     }
 }
 
 void write_codes(const WeightLayout& layout, const uint8_t* codes, int column, uint8_t* group) {
     if (layout.low_bits == 8) {
-        for (int k = 0; k < kGroup; ++k) group[k / 2 * 16 + 2 * column + k % 2] = codes[k];
+        for (int k = 0; k < kGroup; ++k) group[k / 2 * kVectorBytes / 2 + 2 * column + k % 2] = codes[k];
         return;
     }
-    uint8_t* high = group + 32 * layout.low_bits;
+    uint8_t* high = group + layout.high_plane();
     if (layout.low_bits == 4)
         write_plane<4>(codes, 0, column, group);
     else
@@ -205,12 +207,13 @@ void write_codes(const WeightLayout& layout, const uint8_t* codes, int column, u
 
 // The value that scales multiply.
 int value_at(const WeightLayout& layout, const uint8_t* group, int column, int k) {
-    if (layout.low_bits == 8) return static_cast<int8_t>(group[k / 2 * 16 + 2 * column + k % 2]);
+    if (layout.low_bits == 8)
+        return static_cast<int8_t>(group[k / 2 * kVectorBytes / 2 + 2 * column + k % 2]);
     const auto bits = [&](const uint8_t* plane, int count) {
         return plane[plane_byte(count, column, k)] >> plane_shift(count, k) & ((1 << count) - 1);
     };
     int code = bits(group, layout.low_bits);
-    if (layout.high_bits > 0) code |= bits(group + 32 * layout.low_bits, layout.high_bits) << layout.low_bits;
+    if (layout.high_bits > 0) code |= bits(group + layout.high_plane(), layout.high_bits) << layout.low_bits;
     return layout.table ? kTableValues[code] : code - layout.offset;
 }
 
@@ -270,7 +273,7 @@ Matrix::Matrix(std::shared_ptr<WeightStore> store, const std::string& type, cons
                                     std::to_string(in_features) + " takes " + std::to_string(expected) +
                                     " bytes, not " + std::to_string(size));
     num_panels_ = (out_features + kPanelColumns - 1) / kPanelColumns;
-    panel_bytes_ = in_features / f.block * packed_bytes(type_) * kPanelTiles;
+    panel_bytes_ = in_features / f.block * packed_bytes(type_);
     panels_ = store_->allocate(nbytes());
 
     const int64_t source_panel_bytes = expected / out_features * kPanelColumns;
@@ -304,29 +307,26 @@ void Matrix::pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) co
     const int bytes = packed_bytes(type_);
     for (int column = 0; column < kPanelColumns; ++column) {
         const int64_t row = panel * kPanelColumns + column;
-        const int c = column % kTileColumns, tile = column / kTileColumns;
         if (row >= out_features_) return;  // the store's memory is zero
         uint8_t* out = panels_ + panel * panel_bytes_;
         const uint8_t* source = data + row * blocks * f.source_bytes;
         SourceBlock block{};
-        for (int64_t b = 0; b < blocks; ++b, source += f.source_bytes, out += kPanelTiles * bytes) {
+        for (int64_t b = 0; b < blocks; ++b, source += f.source_bytes, out += bytes) {
             if (f.block == 1) {
-                std::memcpy(out + tile * bytes + c * f.source_bytes, source, f.source_bytes);
+                std::memcpy(out + column * f.source_bytes, source, f.source_bytes);
                 continue;
             }
             read_block(type_, source, block);
             if (!std::isfinite(half_to_float(block.scale)) || !std::isfinite(half_to_float(block.minimum)))
                 *bad_row = row;
-            uint8_t* groups = out + kPanelTiles * layout.header_bytes() + tile * layout.group_bytes();
             for (int g = 0; g < layout.groups; ++g) {
-                uint8_t* group = groups + g * kPanelTiles * layout.group_bytes();
-                write_codes(layout, block.codes + g * kGroup, c, group);
-                write_sub_scales(layout, block, g, c, group + layout.code_bytes());
+                uint8_t* group = out + layout.header_bytes() + g * layout.group_bytes();
+                write_codes(layout, block.codes + g * kGroup, column, group);
+                write_sub_scales(layout, block, g, column, group + layout.code_bytes());
             }
-            uint8_t* halves =
-                layout.header_bytes() > 0 ? out + tile * layout.header_bytes() : groups + layout.code_bytes();
-            std::memcpy(halves + 2 * c, &block.scale, 2);
-            if (layout.minimum) std::memcpy(halves + 16 + 2 * c, &block.minimum, 2);
+            uint8_t* halves = layout.header_bytes() > 0 ? out : out + layout.code_bytes();
+            std::memcpy(halves + 2 * column, &block.scale, 2);
+            if (layout.minimum) std::memcpy(halves + kHalvesBytes + 2 * column, &block.minimum, 2);
         }
     }
 }
@@ -334,13 +334,12 @@ void Matrix::pack_panel(const uint8_t* data, int64_t panel, int64_t* bad_row) co
 void Matrix::dequantize_row(int64_t index, float* out) const {
     const TypeFacts& f = facts(type_);
     const WeightLayout layout = weight_layout(type_);
-    const int c = static_cast<int>(index % kTileColumns);
-    const int tile = static_cast<int>(index % kPanelColumns / kTileColumns);
+    const int c = static_cast<int>(index % kPanelColumns);
     const uint8_t* at = panels_ + index / kPanelColumns * panel_bytes_;
     const int bytes = packed_bytes(type_);
-    for (int64_t b = 0; b < in_features_ / f.block; ++b, out += f.block, at += kPanelTiles * bytes) {
+    for (int64_t b = 0; b < in_features_ / f.block; ++b, out += f.block, at += bytes) {
         if (f.block == 1) {
-            const uint8_t* element = at + tile * bytes + c * f.source_bytes;
+            const uint8_t* element = at + c * f.source_bytes;
             BFloat bfloat;
             if (type_ == WeightType::kF32) {
                 std::memcpy(out, element, 4);
@@ -352,23 +351,23 @@ void Matrix::dequantize_row(int64_t index, float* out) const {
             }
             continue;
         }
-        const uint8_t* group = at + kPanelTiles * layout.header_bytes() + tile * layout.group_bytes();
-        const uint8_t* halves =
-            layout.header_bytes() > 0 ? at + tile * layout.header_bytes() : group + layout.code_bytes();
+        const uint8_t* group = at + layout.header_bytes();
+        const uint8_t* halves = layout.header_bytes() > 0 ? at : group + layout.code_bytes();
         const float scale = half_at(halves + 2 * c);
-        const float minimum = layout.minimum ? half_at(halves + 16 + 2 * c) : 0.0f;
+        const float minimum = layout.minimum ? half_at(halves + kHalvesBytes + 2 * c) : 0.0f;
         float* to = out;
-        for (int g = 0; g < layout.groups; ++g, group += kPanelTiles * layout.group_bytes(), to += kGroup) {
+        for (int g = 0; g < layout.groups; ++g, group += layout.group_bytes(), to += kGroup) {
             const uint8_t* bytes = group + layout.code_bytes() + c;
             float s = scale, m = minimum;
             for (int k = 0; k < kGroup; ++k) {
                 if (layout.sub_scales > 0 && k % (kGroup / layout.sub_scales) == 0) {
                     const int half = k * layout.sub_scales / kGroup;
-                    const uint8_t sub = bytes[8 * half];
+                    const uint8_t sub = bytes[kPanelColumns * half];
                     s = scale * static_cast<float>(layout.nibbles ? sub & 15 : static_cast<int8_t>(sub));
                     if (layout.minimum)
                         m = minimum * static_cast<float>(
-                                          layout.nibbles ? sub >> 4 : bytes[8 * (layout.sub_scales + half)]);
+                                          layout.nibbles ? sub >> 4
+                                                         : bytes[kPanelColumns * (layout.sub_scales + half)]);
                 }
                 to[k] = s * static_cast<float>(value_at(layout, group, c, k));
                 if (layout.minimum) to[k] += m;

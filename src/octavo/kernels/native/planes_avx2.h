@@ -26,11 +26,11 @@ class CodeReader {
   public:
     void start(const uint8_t* group) {
         if constexpr (kLow == 4)
-            next_ = group + 16 * kFirst;
+            next_ = group + kFirst / 2 * kVectorBytes;
         else
-            low_ = load32(group + kFirst * kLow / 8 * 32);
+            low_ = load32(group + kFirst * kLow / 8 * kVectorBytes);
         if constexpr (kHigh > 0) {
-            high_ = load32(group + 32 * kLow + kFirst * kHigh / 8 * 32);
+            high_ = load32(group + kLayout.high_plane() + kFirst * kHigh / 8 * kVectorBytes);
             if constexpr (kFirst * kHigh % 8 > 0) high_ = _mm256_srli_epi16(high_, kFirst * kHigh % 8);
         }
     }
@@ -39,7 +39,7 @@ class CodeReader {
         const __m256i low = _mm256_set1_epi8((1 << kLow) - 1);
         if constexpr (kLow == 4) {
             low_ = load32(next_);
-            next_ += 32;
+            next_ += kVectorBytes;
         }
         first = _mm256_and_si256(low_, low);
         second = _mm256_and_si256(_mm256_srli_epi16(low_, kLow), low);
@@ -68,19 +68,19 @@ class CodeReader {
 template <WeightType kType, int kFirst>
 class CodeReader<UnpackedCodes<kType>, kFirst> {
   public:
-    void start(const uint8_t* group) { next_ = group + 32 * kFirst; }
+    void start(const uint8_t* group) { next_ = group + kFirst * kVectorBytes; }
 
     void next(__m256i& first, __m256i& second) {
         first = load32(next_);
-        second = load32(next_ + 32);
-        next_ += 64;
+        second = load32(next_ + kVectorBytes);
+        next_ += 2 * kVectorBytes;
     }
 
   private:
     const uint8_t* next_;
 };
 
-// Four steps of a tile's group.
+// Four steps of a group, one tile.
 template <WeightType kType, int kFirst>
 inline void unpack_half(const uint8_t* packed, uint8_t* to) {
     CodeReader<PackedCodes<kType>, kFirst> codes;
@@ -88,36 +88,35 @@ inline void unpack_half(const uint8_t* packed, uint8_t* to) {
     for (int step = kFirst; step < kFirst + 4; step += 2) {
         __m256i first, second;
         codes.next(first, second);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * step), first);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * step + 32), second);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + step * kVectorBytes), first);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + (step + 1) * kVectorBytes), second);
     }
 }
 
-// `groups` groups of a panel's codes, group by group and tile by tile, to `to`.
+// The codes of `groups` groups of a panel.
 template <WeightType kType>
 inline void unpack(const uint8_t* packed, int groups, uint8_t* to) {
     constexpr WeightLayout kLayout = weight_layout(kType);
-    for (int g = 0; g < groups; ++g) {
-        if (g % kLayout.groups == 0) packed += kPanelTiles * kLayout.header_bytes();
-        for (int t = 0; t < kPanelTiles; ++t, packed += kLayout.group_bytes()) {
-            if constexpr (kLayout.low_bits == 8) {
-                for (int pair = 0; pair < 16; ++pair, to += 32) {
-                    const __m128i bytes =
-                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + 16 * pair));
-                    _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_cvtepi8_epi16(bytes));
-                }
-            } else {
-                unpack_half<kType, 0>(packed, to);
-                unpack_half<kType, 4>(packed, to);
-                to += UnpackedCodes<kType>::kStride;
+    for (int g = 0; g < groups;
+         ++g, packed += kLayout.group_bytes(), to += UnpackedCodes<kType>::kGroupBytes) {
+        if (g % kLayout.groups == 0) packed += kLayout.header_bytes();
+        if constexpr (kLayout.low_bits == 8) {
+            for (int i = 0; i < kGroup * kPanelColumns; i += 16) {
+                const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed + i));
+                _mm256_store_si256(reinterpret_cast<__m256i*>(to + 2 * i), _mm256_cvtepi8_epi16(bytes));
+            }
+        } else {
+            for (int t = 0; t < kPanelTiles; ++t) {
+                unpack_half<kType, 0>(packed + 32 * t, to + 32 * t);
+                unpack_half<kType, 4>(packed + 32 * t, to + 32 * t);
             }
         }
     }
 }
 
 // Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
-template <class Codes>
-inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
+template <class Ints, class Codes>
+inline Ints wide_values(const uint8_t* group, const WideCode& wide) {
     constexpr WeightLayout kLayout = weight_layout(Codes::kType);
     const auto lanes = [](const uint8_t* from, int shift, int bits) {
         return _mm256_and_si256(_mm256_srlv_epi32(load32(from), _mm256_set1_epi32(shift)),
@@ -125,7 +124,7 @@ inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
     };
     const unsigned at = wide.at;
     if constexpr (Codes::kUnpacked) {
-        const __m256i byte = lanes(group + (at & ~3u) * 8, wide.byte_shift, 8);
+        const __m256i byte = lanes(group + at / 4 * kVectorBytes, wide.byte_shift, 8);
         if constexpr (!kLayout.table) return {byte};
         if constexpr (kTableOffset != 0) return {_mm256_sub_epi32(byte, _mm256_set1_epi32(kTableOffset))};
         return {_mm256_srai_epi32(_mm256_slli_epi32(byte, 24), 24)};
@@ -137,9 +136,8 @@ inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
     __m256i code = kLayout.low_bits == 4 ? lanes(group + wide.nibble_offset, wide.nibble_shift, 4)
                                          : plane(group, kLayout.low_bits);
     if constexpr (kLayout.high_bits > 0)
-        code = _mm256_or_si256(
-            code,
-            _mm256_slli_epi32(plane(group + 32 * kLayout.low_bits, kLayout.high_bits), kLayout.low_bits));
+        code = _mm256_or_si256(code, _mm256_slli_epi32(plane(group + kLayout.high_plane(), kLayout.high_bits),
+                                                       kLayout.low_bits));
     if constexpr (kLayout.table) {
         const __m256i value = _mm256_shuffle_epi8(table_values(), code);
         if constexpr (kTableOffset != 0)

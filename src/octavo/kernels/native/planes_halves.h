@@ -5,7 +5,7 @@
 // Four k, those of step kStep, of columns 4 half to 4 half + 3: unsigned codes, or the table's values.
 template <class Codes, int kStep>
 inline Bytes codes_of_step(const uint8_t* group, int half) {
-    if constexpr (Codes::kUnpacked) return load16(group + 32 * kStep + 16 * half);
+    if constexpr (Codes::kUnpacked) return load16(group + kVectorBytes * kStep + 16 * half);
     const Bytes codes = plane_codes<Codes::kType, kStep>(group, half);
     return weight_layout(Codes::kType).table ? table_values_of(codes) : codes;
 }
@@ -14,34 +14,33 @@ template <WeightType kType, int kStep>
 inline void unpack_steps(const uint8_t* packed, uint8_t* to) {
     if constexpr (kStep < 8) {
         for (int half = 0; half < 2; ++half)
-            store16(to + 32 * kStep + 16 * half, codes_of_step<PackedCodes<kType>, kStep>(packed, half));
+            store16(to + kVectorBytes * kStep + 16 * half,
+                    codes_of_step<PackedCodes<kType>, kStep>(packed, half));
         unpack_steps<kType, kStep + 1>(packed, to);
     }
 }
 
-// `groups` groups of a panel's codes, group by group and tile by tile, to `to`; not for 8-bit weights.
+// The codes of `groups` groups of a panel; not of 8-bit weights.
 template <WeightType kType>
 inline void unpack(const uint8_t* packed, int groups, uint8_t* to) {
     constexpr WeightLayout kLayout = weight_layout(kType);
-    for (int g = 0; g < groups; ++g) {
-        if (g % kLayout.groups == 0) packed += kPanelTiles * kLayout.header_bytes();
-        for (int t = 0; t < kPanelTiles; ++t, packed += kLayout.group_bytes()) {
-            unpack_steps<kType, 0>(packed, to);
-            to += UnpackedCodes<kType>::kStride;
-        }
+    for (int g = 0; g < groups;
+         ++g, packed += kLayout.group_bytes(), to += UnpackedCodes<kType>::kGroupBytes) {
+        if (g % kLayout.groups == 0) packed += kLayout.header_bytes();
+        for (int t = 0; t < kPanelTiles; ++t) unpack_steps<kType, 0>(packed + 32 * t, to + 32 * t);
     }
 }
 
 // Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
-template <class Codes>
-inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
+template <class Ints, class Codes>
+inline Ints wide_values(const uint8_t* group, const WideCode& wide) {
     constexpr WeightLayout kLayout = weight_layout(Codes::kType);
     const unsigned at = wide.at;
     const auto lanes = [](const uint8_t* from, int shift, int count) {
         return bits(as_lanes(load16(from), load16(from + 16)), shift, count);
     };
     if constexpr (Codes::kUnpacked) {
-        const I32x8 byte = lanes(group + (at & ~3u) * 8, wide.byte_shift, 8);
+        const I32x8 byte = lanes(group + at / 4 * kVectorBytes, wide.byte_shift, 8);
         return kLayout.table ? lowest_byte(byte) : byte;
     }
     const auto plane = [&](const uint8_t* from, int count) {
@@ -52,7 +51,7 @@ inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
                                        : plane(group, kLayout.low_bits);
     if constexpr (kLayout.high_bits > 0)
         code =
-            add(code, shift_left<kLayout.low_bits>(plane(group + 32 * kLayout.low_bits, kLayout.high_bits)));
+            add(code, shift_left<kLayout.low_bits>(plane(group + kLayout.high_plane(), kLayout.high_bits)));
     if constexpr (kLayout.table)
         code = lowest_byte(as_lanes(table_values_of(as_bytes(code.lo)), table_values_of(as_bytes(code.hi))));
     return code;

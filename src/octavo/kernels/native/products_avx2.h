@@ -3,12 +3,13 @@
 constexpr int kTableOffset = 0;
 #include "planes_avx2.h"
 
-constexpr RegisterTile register_tile(WeightType type) {
+constexpr RegisterTiles register_tiles(WeightType type) {
     const WeightLayout layout = weight_layout(type);
-    if (layout.low_bits == 8) return {.rows = 4, .tiles = 1, .unpack_from = 8, .unpacked_tiles = 2};
-    if (layout.table) return {.rows = 4, .tiles = 1, .unpack_from = 16, .unpacked_tiles = 2};
-    if (layout.high_bits > 0) return {.rows = 4, .tiles = 1, .unpack_from = 8, .unpacked_tiles = 1};
-    return {.rows = 4, .tiles = layout.low_bits == 4 ? 4 : 1};
+    if (layout.low_bits == 8) return {.packed = {4, 2}, .unpack_from = 8, .unpacked = {2, 4}};
+    if (layout.table) return {.packed = {4, 2}, .unpack_from = 16};
+    if (layout.high_bits > 0)
+        return {.packed = {4, 2}, .unpack_from = 8, .unpacked = {2, layout.sub_scales == 2 ? 4 : 2}};
+    return {.packed = {4, layout.low_bits == 4 ? 4 : 2}};
 }
 
 // out[t][r] lane c = start[r] + sum over steps [kFirst, kLast) of four k each of code(c, k) * rows[r][k], for
@@ -22,7 +23,7 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum[kTiles][kRows] = {};
     CodeReader<Codes, kFirst> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kTileBytes);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(start[r]);
     for (int chunk = kFirst; chunk < kLast; chunk += kSteps) {
@@ -55,7 +56,7 @@ inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], 
                       I32x8 (&out)[kTiles][kRows]) {
     const __m256i ones = _mm256_set1_epi16(1);
     CodeReader<Codes, 0> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kTileBytes);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = zero_i32();
     for (int step = 0; step < 8; step += 2) {

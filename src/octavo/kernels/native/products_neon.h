@@ -1,10 +1,10 @@
 // Integer products on AArch64 with sdot, four columns a register. Codes are below 128, so that they are
 // signed bytes as they are. Included inside an anonymous namespace, after simd_neon.h.
 
-constexpr RegisterTile register_tile(WeightType type) {
+constexpr RegisterTiles register_tiles(WeightType type) {
     const WeightLayout layout = weight_layout(type);
     const bool decoded = layout.table || layout.high_bits > 0;  // by more than a mask
-    return {.rows = 4, .tiles = 1, .unpack_from = decoded ? 8 : 0, .unpacked_tiles = 1};
+    return {.packed = {.rows = 4, .tiles = 1}, .unpack_from = decoded ? 8 : 0};
 }
 
 using Bytes = int8x16_t;
@@ -26,7 +26,8 @@ inline Bytes plane_codes(const uint8_t* group, int half) {
     if constexpr (kLowShift + kLow < 8) codes = vandq_u8(codes, vdupq_n_u8((1 << kLow) - 1));
     if constexpr (kHigh > 0) {
         constexpr int kLeft = kLow - static_cast<int>(plane_shift(kHigh, 4 * kStep));
-        uint8x16_t high = vld1q_u8(group + 32 * kLow + plane_byte(kHigh, 0, 4 * kStep) + 16 * half);
+        uint8x16_t high =
+            vld1q_u8(group + weight_layout(kType).high_plane() + plane_byte(kHigh, 0, 4 * kStep) + 16 * half);
         if constexpr (kLeft > 0) high = vshlq_n_u8(high, kLeft);
         if constexpr (kLeft < 0) high = vshrq_n_u8(high, -kLeft);
         codes = vorrq_u8(codes, vandq_u8(high, vdupq_n_u8(((1 << kHigh) - 1) << kLow)));
@@ -57,7 +58,7 @@ inline void add_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kTileBytes) {
         for (int r = 0; r < kRows; ++r) out[t][r] = broadcast(start[r]);
         add_codes<Codes, kFirst, kLast>(group, rows, out[t]);
     }
@@ -90,8 +91,9 @@ template <int kStep, int kRows>
 inline void add_bytes(const uint8_t* codes, const CodeBytes (&rows)[kRows], I32x8 (&high)[kRows],
                       I32x8 (&low)[kRows], I32x8& sums) {
     if constexpr (kStep < 4) {
-        const int16x8_t first = vreinterpretq_s16_u8(vld1q_u8(codes + 32 * kStep));
-        const int16x8_t second = vreinterpretq_s16_u8(vld1q_u8(codes + 32 * kStep + 16));
+        const int16x8_t first = vreinterpretq_s16_u8(vld1q_u8(codes + kVectorBytes * kStep));
+        const int16x8_t second =
+            vreinterpretq_s16_u8(vld1q_u8(codes + kVectorBytes * kStep + kVectorBytes / 2));
         const int8x16_t left = vreinterpretq_s8_s16(vzip1q_s16(first, second));
         const int8x16_t right = vreinterpretq_s8_s16(vzip2q_s16(first, second));
         const int8x16_t ones = vdupq_n_s8(1);
@@ -104,17 +106,17 @@ inline void add_bytes(const uint8_t* codes, const CodeBytes (&rows)[kRows], I32x
     }
 }
 
-// out[t][r] lane c = sum over 32 k of codes(c, k) * rows[r][k]: 256 bytes, pairs of k, 8 columns a pair. sdot
+// out[t][r] lane c = sum over 32 k of codes(c, k) * rows[r][k], pairs of k. sdot
 // multiplies bytes: those of a row's codes are multiplied apart, and their sums put together.
 template <class Codes, int kRows, int kTiles>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, codes += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, codes += Codes::kTileBytes) {
         I32x8 high[kRows], low[kRows], sums = zero_i32();
         for (int r = 0; r < kRows; ++r) high[r] = low[r] = zero_i32();
         for (int half = 0; half < 2; ++half) {
             CodeBytes bytes[kRows];
             for (int r = 0; r < kRows; ++r) bytes[r] = code_bytes(rows[r] + 16 * half);
-            add_bytes<0>(codes + 128 * half, bytes, high, low, sums);
+            add_bytes<0>(codes + 4 * kVectorBytes * half, bytes, high, low, sums);
         }
         for (int r = 0; r < kRows; ++r) {
             const I32x8 rest = add(low[r], shift_left<7>(sums));

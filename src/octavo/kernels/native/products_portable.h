@@ -1,7 +1,7 @@
 // Integer products in plain C++, the oracle of every other path. Included inside an anonymous namespace,
 // after simd_portable.h.
 
-constexpr RegisterTile register_tile(WeightType) { return {.rows = 4, .tiles = 1}; }
+constexpr RegisterTiles register_tiles(WeightType) { return {.packed = {.rows = 4, .tiles = 1}}; }
 
 // The unsigned code of value k of column c.
 template <WeightType kType>
@@ -12,13 +12,13 @@ inline int32_t code_at(const uint8_t* group, int c, int k) {
     };
     int32_t code = bits(group, kLayout.low_bits);
     if constexpr (kLayout.high_bits > 0)
-        code |= bits(group + 32 * kLayout.low_bits, kLayout.high_bits) << kLayout.low_bits;
+        code |= bits(group + kLayout.high_plane(), kLayout.high_bits) << kLayout.low_bits;
     return code;
 }
 
 // Lane c = what the wide code meets in column c: the unsigned code, or the table's value.
-template <class Codes>
-inline I32x8 wide_values(const uint8_t* group, const WideCode& wide) {
+template <class Ints, class Codes>
+inline Ints wide_values(const uint8_t* group, const WideCode& wide) {
     I32x8 values;
     for (int c = 0; c < 8; ++c) {
         const int32_t code = code_at<Codes::kType>(group, c, wide.at);
@@ -37,7 +37,7 @@ inline I32x8 times_code(I32x8 v, const WideCode& wide) {
 template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kTileBytes) {
         for (int c = 0; c < 8; ++c) {
             int32_t codes[kGroup];
             for (int k = 4 * kFirst; k < 4 * kLast; ++k) codes[k] = code_at<Codes::kType>(group, c, k);
@@ -55,7 +55,7 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kTileBytes) {
         for (int c = 0; c < 8; ++c) {
             int32_t values[kGroup];
             for (int k = 0; k < kGroup; ++k) values[k] = kTableValues[code_at<Codes::kType>(group, c, k)];
@@ -70,12 +70,13 @@ inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 
 template <class Codes, int kRows, int kTiles>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, codes += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, codes += Codes::kTileBytes) {
         for (int r = 0; r < kRows; ++r) {
             for (int c = 0; c < 8; ++c) {
                 int32_t sum = 0;
                 for (int j = 0; j < 16; ++j) {
-                    const int8_t* pair = reinterpret_cast<const int8_t*>(codes) + 16 * j + 2 * c;
+                    const int8_t* pair =
+                        reinterpret_cast<const int8_t*>(codes) + kVectorBytes / 2 * j + 2 * c;
                     sum += pair[0] * rows[r][2 * j] + pair[1] * rows[r][2 * j + 1];
                 }
                 out[t][r].v[c] = sum;

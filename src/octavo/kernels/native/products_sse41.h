@@ -1,10 +1,10 @@
 // Integer products on SSE4.1, four columns a register. Included inside an anonymous namespace, after
 // simd_sse41.h.
 
-constexpr RegisterTile register_tile(WeightType type) {
+constexpr RegisterTiles register_tiles(WeightType type) {
     const WeightLayout layout = weight_layout(type);
     const bool decoded = layout.table || layout.high_bits > 0;  // by more than a mask
-    return {.rows = 4, .tiles = 1, .unpack_from = decoded ? 8 : 0, .unpacked_tiles = 1};
+    return {.packed = {.rows = 4, .tiles = 1}, .unpack_from = decoded ? 8 : 0};
 }
 
 using Bytes = __m128i;
@@ -45,7 +45,8 @@ inline Bytes plane_codes(const uint8_t* group, int half) {
     __m128i codes = _mm_and_si128(moved<-static_cast<int>(plane_shift(kLow, 4 * kStep))>(load16(low)),
                                   _mm_set1_epi8((1 << kLow) - 1));
     if constexpr (kHigh > 0) {
-        const uint8_t* high = group + 32 * kLow + plane_byte(kHigh, 0, 4 * kStep) + 16 * half;
+        const uint8_t* high =
+            group + weight_layout(kType).high_plane() + plane_byte(kHigh, 0, 4 * kStep) + 16 * half;
         codes = _mm_or_si128(
             codes, _mm_and_si128(moved<kLow - static_cast<int>(plane_shift(kHigh, 4 * kStep))>(load16(high)),
                                  _mm_set1_epi8(static_cast<char>(((1 << kHigh) - 1) << kLow))));
@@ -95,7 +96,7 @@ template <class Codes, int kFirst, int kLast, int kRows>
 template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
 inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&start)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kTileBytes) {
         for (int r = 0; r < kRows; ++r) out[t][r] = broadcast(start[r]);
         add_codes<Codes, kFirst, kLast>(group, rows, out[t]);
     }
@@ -130,7 +131,7 @@ template <class Codes, int kStep, int kRows>
 template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, group += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, group += Codes::kTileBytes) {
         I32x8 sum[kRows];
         for (int r = 0; r < kRows; ++r) sum[r] = zero_i32();
         add_table_steps<Codes, 0>(group, rows, sum);
@@ -142,7 +143,7 @@ template <int kPair, int kRows>
 [[gnu::always_inline]] inline void add_pairs(const uint8_t* codes, const int16_t* const (&rows)[kRows],
                                              I32x8 (&out)[kRows]) {
     if constexpr (kPair < 16) {
-        const __m128i bytes = load16(codes + 16 * kPair);
+        const __m128i bytes = load16(codes + kVectorBytes / 2 * kPair);
         const __m128i lo = _mm_cvtepi8_epi16(bytes), hi = _mm_cvtepi8_epi16(_mm_srli_si128(bytes, 8));
         for (int r = 0; r < kRows; ++r) {
             const __m128i a = _mm_shuffle_epi32(load16(rows[r] + kPair / 4 * 8), kPair % 4 * 0x55);
@@ -153,10 +154,10 @@ template <int kPair, int kRows>
     }
 }
 
-// out[t][r] lane c = sum over 32 k of codes(c, k) * rows[r][k]: 256 bytes, pairs of k, 8 columns a pair.
+// out[t][r] lane c = sum over 32 k of codes(c, k) * rows[r][k], pairs of k.
 template <class Codes, int kRows, int kTiles>
 inline void dot_8bit(const uint8_t* codes, const int16_t* const (&rows)[kRows], I32x8 (&out)[kTiles][kRows]) {
-    for (int t = 0; t < kTiles; ++t, codes += Codes::kStride) {
+    for (int t = 0; t < kTiles; ++t, codes += Codes::kTileBytes) {
         I32x8 sum[kRows];
         for (int r = 0; r < kRows; ++r) sum[r] = zero_i32();
         add_pairs<0>(codes, rows, sum);

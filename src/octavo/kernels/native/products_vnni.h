@@ -15,12 +15,17 @@ inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #endif
 
-constexpr RegisterTile register_tile(WeightType type) {
+constexpr RegisterTiles register_tiles(WeightType type) {
     const WeightLayout layout = weight_layout(type);
-    RegisterTile tile{.rows = 4, .tiles = kMostTiles, .unpacked_tiles = kMostTiles};
-    if (layout.high_bits > 0) tile.unpack_from = 8;
-    if (layout.table) tile.unpack_from = 16;
-    return tile;
+    RegisterTiles tiles{.packed = {4, kMostTiles}, .unpacked = {4, kMostTiles}};
+    if (layout.high_bits > 0) tiles.unpack_from = 8;
+    if (layout.table) tiles.unpack_from = 16;
+#if defined(__AVX512VNNI__)
+    constexpr RegisterTile kWide{.rows = 5, .tiles = 2, .lanes = 16};
+    if (layout.low_bits != 2 && layout.high_bits == 0) tiles.packed = kWide;
+    tiles.unpacked = layout.sub_scales == 2 ? RegisterTile{.rows = 4, .tiles = 2, .lanes = 16} : kWide;
+#endif
+    return tiles;
 }
 
 template <class Codes, int kFirst, int kLast, int kRows, int kTiles>
@@ -29,7 +34,7 @@ inline void dot_codes(const uint8_t* group, const int8_t* const (&rows)[kRows], 
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r].v = _mm256_set1_epi32(start[r]);
     CodeReader<Codes, kFirst> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kTileBytes);
     for (int step = kFirst; step < kLast; step += 2) {
         __m256i first[kTiles], second[kTiles];
         for (int t = 0; t < kTiles; ++t) codes[t].next(first[t], second[t]);
@@ -46,7 +51,7 @@ template <class Codes, int kRows, int kTiles>
 inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], const int32_t (&sums)[kRows],
                       I32x8 (&out)[kTiles][kRows]) {
     CodeReader<Codes, 0> codes[kTiles];
-    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kStride);
+    for (int t = 0; t < kTiles; ++t) codes[t].start(group + t * Codes::kTileBytes);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < kTiles; ++t) out[t][r] = broadcast(-128 * sums[r]);
     for (int step = 0; step < 8; step += 2) {

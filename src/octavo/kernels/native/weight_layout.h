@@ -1,19 +1,23 @@
 // How each type of quantised weights lies in packed memory, the one description that packing, dequantising
 // and the kernels read. Included inside an anonymous namespace.
 //
-// A tile is 8 output columns, a panel 4 tiles. A panel is a sequence of superblocks of `groups` groups of 32
-// values of k, all tiles beside each other so that memory is read as one stream:
-//   | headers of tile 0, 1, 2, 3 | group 0: tile 0, 1, 2, 3 | group 1: tile 0, 1, 2, 3 | ...
-//   header: | 8 x f16 scale | 8 x f16 minimum |                only where superblocks have 8 groups
+// A panel is 32 output columns (4 tiles of 8), a sequence of superblocks of `groups` groups of 32 values of
+// k:
+//   | header | group 0 | group 1 | ...
+//   header: | 32 x f16 scale | 32 x f16 minimum |              only where superblocks have 8 groups
 //   group:  | low bits | high bits | scales and minima |
-//           as the header's halves; where there is a header, bytes: sub-scales of the 8 columns (of both
-//           halves of the group where there are two), then sub-minima likewise. A minimum that the file
-//           subtracts is stored negated.
-// A plane of B bits a code is B vectors of 32 bytes: byte 4c + i of a vector belongs to column c and k = 4s +
-// i for 8 / B consecutive steps s, the first in the lowest bits.
+//           as the header; where there is a header, bytes: sub-scales of the 32 columns (of both halves of
+//           the group where there are two), then sub-minima likewise. A minimum that the file subtracts is
+//           stored negated.
+// A plane of B bits a code is B vectors of 128 bytes: byte 4c + i of a vector belongs to column c and k = 4s
+// + i for 8 / B consecutive steps s, the first in the lowest bits. However many columns a register has, all
+// of a panel are read in the order of memory.
+
+constexpr int kVectorBytes = 4 * kPanelColumns;
+constexpr int kHalvesBytes = 2 * kPanelColumns;  // scales, or minima, of the columns
 
 struct WeightLayout {
-    int low_bits = 0;      // bits of the first plane; 8: no plane but 16 pairs of int8 a column
+    int low_bits = 0;      // bits of the first plane; 8: no plane but 16 times a pair of int8 a column
     int high_bits = 0;     // bits of the second plane
     int offset = 0;        // value = code - offset, before scales
     bool table = false;    // value = kTableValues[code]
@@ -22,14 +26,17 @@ struct WeightLayout {
     int sub_scales = 0;    // of a group, multiplied with the header's: 0, 1, or 2 (of 16 values each)
     bool nibbles = false;  // sub-scale and sub-minimum share a byte
 
-    constexpr int code_bytes() const { return 32 * (low_bits + high_bits); }
-    constexpr int sub_bytes() const { return 8 * sub_scales * (minimum && !nibbles ? 2 : 1); }
-    // Of one tile.
+    // Where the plane of the high bits begins.
+    constexpr int high_plane() const { return kVectorBytes * low_bits; }
+    constexpr int code_bytes() const { return kVectorBytes * (low_bits + high_bits); }
+    constexpr int sub_bytes() const { return kPanelColumns * sub_scales * (minimum && !nibbles ? 2 : 1); }
     constexpr int group_bytes() const {
-        return code_bytes() + (sub_scales ? sub_bytes() : minimum ? 32 : 16);
+        return code_bytes() + (sub_scales ? sub_bytes() : minimum ? 2 * kHalvesBytes : kHalvesBytes);
     }
-    constexpr int header_bytes() const { return sub_scales == 0 ? 0 : minimum ? 32 : 16; }
-    // Of one tile's superblock.
+    constexpr int header_bytes() const {
+        return sub_scales == 0 ? 0 : minimum ? 2 * kHalvesBytes : kHalvesBytes;
+    }
+    // Of a superblock.
     constexpr int packed_bytes() const { return header_bytes() + groups * group_bytes(); }
     // The largest magnitude that dot_codes multiplies.
     constexpr int largest_factor() const { return table ? 127 : (1 << (low_bits + high_bits)) - 1; }
@@ -69,7 +76,7 @@ constexpr WeightLayout weight_layout(WeightType type) {
 // Where the bits of value `k` of column c stand in a plane of `bits`: a byte and a shift. Unsigned, so
 // that divisions are shifts.
 constexpr unsigned plane_byte(unsigned bits, unsigned c, unsigned k) {
-    return k / 4 * bits / 8 * 32 + 4 * c + k % 4;
+    return k / 4 * bits / 8 * kVectorBytes + 4 * c + k % 4;
 }
 constexpr unsigned plane_shift(unsigned bits, unsigned k) { return k / 4 * bits % 8; }
 
@@ -77,26 +84,32 @@ constexpr unsigned plane_shift(unsigned bits, unsigned k) { return k / 4 * bits 
 constexpr int8_t kTableValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
 
-// The codes of a tile's group where they are packed.
+// The codes of a group where they are packed.
 template <WeightType type>
 struct PackedCodes {
     static constexpr WeightType kType = type;
     static constexpr bool kUnpacked = false;
-    static constexpr int kStride = weight_layout(type).group_bytes();  // from tile to tile
+    static constexpr int kTileBytes = weight_layout(type).low_bits == 8 ? 16 : 32;  // from tile to tile
 };
 
-// The same unpacked for many rows: a byte each, those of four k of 8 columns in 32 bytes; int16 for 8-bit
-// weights, two k in 32 bytes.
+// The same unpacked for many rows: a byte each, vectors of four k; int16 for 8-bit weights, of two k.
 template <WeightType type>
 struct UnpackedCodes {
     static constexpr WeightType kType = type;
     static constexpr bool kUnpacked = true;
-    static constexpr int kStride = weight_layout(type).low_bits == 8 ? 512 : 256;
+    static constexpr int kTileBytes = 32;
+    static constexpr int kGroupBytes = kVectorBytes * (weight_layout(type).low_bits == 8 ? 16 : 8);
 };
 
-// What a path computes at once, chosen by measurement (docs/kernels.md).
+// What a path computes at once: rows that share decoded codes, tiles that share broadcasts of activations,
+// and the columns of a tile.
 struct RegisterTile {
-    int rows, tiles;         // that share decoded codes, and broadcasts of activations
-    int unpack_from = 0;     // rows from which the codes of a panel are unpacked before; 0: never
-    int unpacked_tiles = 0;  // instead of `tiles`
+    int rows, tiles, lanes = 8;
+};
+
+// Chosen by measurement (docs/kernels.md).
+struct RegisterTiles {
+    RegisterTile packed;
+    int unpack_from = 0;  // rows from which the codes of a panel are unpacked before; 0: never
+    RegisterTile unpacked = packed;
 };
