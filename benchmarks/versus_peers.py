@@ -31,8 +31,8 @@ How
     All engines are servers in their own process on 127.0.0.1, asked over /v1/completions with streaming by
     the client of octavo.bench.client, which only stamps what arrives and reads it afterwards. An engine runs
     alone: the next is not started until it has stopped. Each repetition starts all of them once, warms each
-    up with a request that is not counted, and gives all the same prompts; the order is turned round every
-    time.
+    up with the requests of every workload, their prompts backwards and their answers cut to 4 tokens, which
+    are not counted, and gives all the same prompts; the order is turned round every time.
 
     Prompts are token ids of random words, different for every request and repetition, and prefix caching is
     off everywhere: nothing can be reused. All decode greedily and past the end of text, so the counts of
@@ -100,6 +100,7 @@ ALL_MODELS = (
 BUSY = 0.1
 """Processors' worth of other processes from which a run is called disturbed."""
 READY_SECONDS = 300.0
+WARM_UP_OUTPUT = 4
 """OpenVINO compiles a model of a thousand million weights when it loads it."""
 
 
@@ -281,7 +282,8 @@ def _run(
     Raises: ServerFailed, AnswerFailed, NothingMeasured.
     """
     with ServerProcess(command, timeout=READY_SECONDS) as server:
-        _ask(server.port, [list(range(100, 132))], 8)
+        for workload in conditions.chosen:  # what an engine makes once for a shape is not its speed
+            _ask(server.port, _others_of(prompts[workload.name]), WARM_UP_OUTPUT)
         with _neighbour(conditions.busy_neighbour) as ours:
             others = OtherLoad([server.pid, *ours])
             measured = {}
@@ -289,6 +291,11 @@ def _run(
                 answers = _ask(server.port, prompts[workload.name], workload.output_len)
                 measured[workload.name] = workload.measure(answers)
             return measured, others.processors()
+
+
+def _others_of(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """As many and as long, but backwards: nothing can be reused."""
+    return [list(reversed(prompt)) for prompt in prompts]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,10 @@ _KIB = 1 << 10
 
 TINY = KernelPlan(
     threads=1,
-    shapes=[MatmulShape("tiny", "qkv", 96, 64), MatmulShape("tiny", "head", 160, 64, most_rows=4)],
+    shapes=[
+        MatmulShape("tiny", "qkv", 96, 64),
+        MatmulShape("tiny", "head", 160, 64, most_rows=4),
+    ],
     types=("Q4_0", "Q8_0", "F16", "Q4_K", "IQ4_NL"),
     rows=(1, 4, 256, 512),
     heads=[AttentionShape("tiny", 4, 2, 16, 3)],

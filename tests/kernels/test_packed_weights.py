@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -195,6 +196,7 @@ def test_what_a_listener_raises_is_raised_by_the_matrix() -> None:
         Matrix(WeightStore(), "Q8_0", data, 8, 64, ThreadPool(2), have_read=refuse)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
 def test_packing_is_shared_by_the_threads() -> None:
     """By processor time, which a busy machine does not stretch: a worker did a fifth at least."""
     data = random_bytes("Q4_K", 8192, 2048, seed=0)

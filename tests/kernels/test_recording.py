@@ -94,7 +94,9 @@ def test_a_row_tile_has_1_to_256_tokens(row_tile: int) -> None:
         Program(ThreadPool(1), "", row_tile)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 48), (4, 1, 80)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 48), (4, 1, 80), (2, 2, 80)]
+)
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_fused_operations_give_the_bytes_of_separate_ones(
     num_heads: int, num_kv_heads: int, head_dim: int, tokens: int
@@ -134,3 +136,63 @@ def test_fused_operations_give_the_bytes_of_separate_ones(
     separate = logits(fused=False, threads=1)
     for threads in (1, 2, 3):
         assert same_bytes(logits(fused=True, threads=threads), separate)
+
+
+GATED = [("Q4_1", "Q4_1", "Q8_0"), ("Q5_0", "Q5_0", "Q4_0"), ("Q8_0", "Q4_0", "F16"), ("F32", "F32", "Q4_1")]
+
+
+@pytest.mark.parametrize(("gate", "up", "down"), GATED)
+@pytest.mark.parametrize("tokens", [1, 70, 130])
+def test_a_gate_by_pieces_gives_the_bytes_of_one_by_rows(gate: str, up: str, down: str, tokens: int) -> None:
+    """Pieces of several panels and a shorter last one, blocks of 64 rows, codes without rows between."""
+    width, hidden = 96, 43 * GROUP
+    random = np.random.default_rng(tokens)
+    x = random.standard_normal((tokens, width)).astype(np.float32)
+    gates, ups = random_matrix(gate, hidden, width, seed=1), random_matrix(up, hidden, width, seed=2)
+    downs = random_matrix(down, width, hidden, seed=3)
+
+    def logits(separate: bool, threads: int) -> Floats:
+        program = Program(ThreadPool(threads), "", 256)
+        rows, out, gated, other = (program.buffer(n) for n in (width, width, hidden, 8))
+        program.embed(matrix_of(x), rows)
+        program.gated_linear(rows, gates, ups, gated)
+        if separate:  # the rows are then written, and quantised by an operation of their own
+            program.linear(rows, [to_eight(width)], other, False)
+        program.linear(gated, [downs], out, False)
+        identity = matrix_of(np.eye(width, dtype=np.float32))
+        program.logits(out, np.ones(width, dtype=np.float32), 1e-5, identity)
+        arena = np.zeros(64, dtype=np.uint8)
+        program.bind(arena.ctypes.data, 64, 1, 8)
+        one = ints([1] * tokens)
+        return program.logits_of_all_rows(
+            ints(range(tokens)), one - 1, one, ints(range(tokens + 1)), ints([0] * tokens)
+        )
+
+    expected = logits(separate=True, threads=1)
+    for threads in (1, 2, 3):
+        assert same_bytes(logits(separate=False, threads=threads), expected), threads
+
+
+def test_a_product_may_be_added_to_gated_rows() -> None:
+    """They are then written, though their next reader takes codes."""
+    width = GROUP
+    x = np.random.default_rng(0).standard_normal((5, width)).astype(np.float32)
+    square = random_matrix("Q4_1", width, width, seed=1)
+
+    def logits(rows_first: bool) -> Floats:
+        program = Program(ThreadPool(2), "", 256)
+        rows, gated, out, norm = (program.buffer(width) for _ in range(4))
+        program.embed(matrix_of(x), rows)
+        program.gated_linear(rows, square, square, gated)
+        if rows_first:
+            program.rms_norm(gated, np.ones(width, dtype=np.float32), 1e-5, norm)
+        program.linear(rows, [square], gated, True)
+        program.linear(gated, [square], out, False)
+        identity = matrix_of(np.eye(width, dtype=np.float32))
+        program.logits(out, np.ones(width, dtype=np.float32), 1e-5, identity)
+        arena = np.zeros(64, dtype=np.uint8)
+        program.bind(arena.ctypes.data, 64, 1, 8)
+        one = ints([1] * 5)
+        return program.logits_of_all_rows(ints(range(5)), one - 1, one, ints(range(6)), ints([0] * 5))
+
+    assert same_bytes(logits(rows_first=False), logits(rows_first=True))

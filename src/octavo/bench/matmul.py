@@ -23,18 +23,26 @@ _OPERATIONS_A_STEP = 4e9
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """x[rows, in_features] times a matrix [out_features, in_features], for at most `most_rows` rows."""
+    """x[rows, in_features] times a matrix [out_features, in_features], for at most `most_rows` rows.
+
+    gated: two matrices of half the columns, whose results become silu(first) * second, as in a model.
+    """
 
     model: str
     name: str
     out_features: int
     in_features: int
     most_rows: int = MOST_ROWS
+    gated: bool = False
+
+    @property
+    def matrix_columns(self) -> int:
+        return self.out_features // 2 if self.gated else self.out_features
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulResult:
-    """One product of `rows` activations, their quantisation included.
+    """One product of `rows` activations, their quantisation included; a gate and its up, and what joins them.
 
     out_features: as measured, less than the model's where its matrix would be too large. seconds: median,
     with the fastest and the slowest repeat. weights_from: "memory" where each product reads weights that the
@@ -122,27 +130,31 @@ def _within(shape: MatmulShape, type_: str, most_bytes: int) -> MatmulShape:
 
 
 class _Copies:
-    """Enough copies of one matrix to fill `cold_bytes`; at least two of one that does not do so alone."""
+    """Enough copies of a shape's matrices to fill `cold_bytes`, and no fewer than one product needs."""
 
     def __init__(self, pool: ThreadPool, shape: MatmulShape, type_: str, cold_bytes: int) -> None:
-        source = random_weights(type_, shape.out_features, shape.in_features)
+        columns = shape.matrix_columns
+        source = random_weights(type_, columns, shape.in_features)
         store = WeightStore()
 
-        def pack() -> Matrix:
-            return Matrix(store, type_, source, shape.out_features, shape.in_features, pool)
+        def pack() -> tuple[Matrix, ...]:
+            matrices = 2 if shape.gated else 1
+            return tuple(
+                Matrix(store, type_, source, columns, shape.in_features, pool) for _ in range(matrices)
+            )
 
-        self.matrices = [pack()]
-        wanted = -(-cold_bytes // self.matrices[0].nbytes)
-        self.matrices += [pack() for _ in range(wanted - 1)]
+        self.products = [pack()]
+        wanted = -(-cold_bytes // self.nbytes)
+        self.products += [pack() for _ in range(wanted - 1)]
 
     @property
     def type(self) -> str:
-        return self.matrices[0].type
+        return self.products[0][0].type
 
     @property
     def nbytes(self) -> int:
-        """Of one matrix, packed."""
-        return self.matrices[0].nbytes
+        """That one product reads, packed."""
+        return sum(matrix.nbytes for matrix in self.products[0])
 
 
 def _measure(
@@ -158,12 +170,15 @@ def _measure(
 ) -> MatmulResult:
     operations = 2 * shape.out_features * shape.in_features * rows
     # One product that takes a step's time alone needs no second.
-    copies = min(len(weights.matrices), max(1, -int(-_OPERATIONS_A_STEP // operations)))
+    copies = min(len(weights.products), max(1, -int(-_OPERATIONS_A_STEP // operations)))
 
     def record(program: Program, x: int) -> None:
-        out = program.buffer(shape.out_features)
-        for matrix in weights.matrices[:copies]:
-            program.linear(x, [matrix], out, False)
+        out = program.buffer(shape.matrix_columns)
+        for matrices in weights.products[:copies]:
+            if shape.gated:
+                program.gated_linear(x, *matrices, out)
+            else:
+                program.linear(x, matrices, out, False)
 
     full = RecordedProgram(pool, instruction_set, shape.in_features, record)
     full.bind_nothing()

@@ -26,7 +26,7 @@ class ModelShape:
     num_layers: int
 
     def matmuls(self) -> tuple[MatmulShape, ...]:
-        """Q, K and V in one, as gate and up: so they are computed."""
+        """Q, K and V in one, a gate with its up: so they are computed."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
         def product(name: str, out: int, k: int, most_rows: int = MOST_ROWS) -> MatmulShape:
@@ -35,7 +35,7 @@ class ModelShape:
         return (
             product("qkv", queries + 2 * keys, self.width),
             product("o", self.width, queries),
-            product("gate+up", 2 * self.intermediate, self.width),
+            MatmulShape(self.name, "gate+up", 2 * self.intermediate, self.width, gated=True),
             product("down", self.width, self.intermediate),
             product("head", self.vocabulary, self.width, HEAD_ROWS),
         )

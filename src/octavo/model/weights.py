@@ -77,7 +77,7 @@ class Weights:
             )
 
     def matrix(self, name: str, out_features: int, in_features: int) -> Matrix:
-        """The matrix [out_features, in_features], packed in column tiles.
+        """The matrix [out_features, in_features], packed in panels of columns.
 
         Raises: ModelFileError if it is missing, of another shape, of a type without kernels, or has a scale
         that is not finite.

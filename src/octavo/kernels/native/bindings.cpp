@@ -99,7 +99,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("used_bytes", &WeightStore::used_bytes);
     m.attr("PACK_STRIP_BYTES") = kPackStripBytes;
 
-    nb::class_<Matrix>(m, "Matrix", "A weight matrix, repacked into column tiles at load.")
+    nb::class_<Matrix>(m, "Matrix", "A weight matrix, repacked into panels of columns at load.")
         .def(
             "__init__",
             [](Matrix* self, std::shared_ptr<WeightStore> store, const std::string& type, Bytes data,

@@ -28,6 +28,9 @@ std::vector<Path> paths() {
     avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ((ecx >> 29) & 1);  // F16C
     avxvnni = avx2 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && ((eax >> 4) & 1);
+#if defined(OCTAVO_AVXVNNI_AS_AVX512)
+    avxvnni = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
+#endif
     avx512vnni = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
 #elif defined(__aarch64__)

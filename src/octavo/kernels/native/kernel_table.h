@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-constexpr int kTileColumns = 8;    // output columns of one tile: the lanes of a vector
+constexpr int kTileColumns = 8;    // output columns of a tile of eight lanes
 constexpr int kPanelTiles = 4;     // tiles that lie group by group beside each other in memory
 constexpr int kPanelColumns = 32;  // of a panel
 constexpr int kGroup = 32;         // activations that share one scale
@@ -67,15 +67,20 @@ struct Activations {
 
 // The rows from `row` on. Static: every path has its own, for its own instructions.
 static inline Activations rows_from(Activations a, int row, int k) {
+    if (row == 0) return a;
     const int64_t first = static_cast<int64_t>(row) * k, group = first / kGroup;
     a.x += static_cast<int64_t>(row) * a.x_stride;
-    a.codes += first;
-    a.wide += group;
-    a.scales += group;
-    a.sums += group;
-    a.scaled_sums += group;
-    a.codes16 += first;
-    a.scales16 += group;
+    if (a.codes != nullptr) {
+        a.codes += first;
+        a.wide += group;
+        a.scales += group;
+        a.sums += group;
+        a.scaled_sums += group;
+    }
+    if (a.codes16 != nullptr) {
+        a.codes16 += first;
+        a.scales16 += group;
+    }
     return a;
 }
 

@@ -1,12 +1,16 @@
-// The kernels compiled for AVX-512 VL + VNNI, 256 bits wide.
+// The kernels compiled for AVX-512 VL + VNNI: products of many rows 512 bits wide, everything else 256.
 #include <type_traits>
 
 #include "kernel_table.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-// GCC 12 takes the undefined operand of unmasked intrinsics for a fault.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined operand of its own unmasked intrinsics for a fault, where they are inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+
+#define OCTAVO_SIXTEEN_LANES
 
 namespace octavo {
 

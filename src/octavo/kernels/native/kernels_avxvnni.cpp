@@ -3,7 +3,9 @@
 
 #include "kernel_table.h"
 
-#if defined(__AVXVNNI__)
+// OCTAVO_AVXVNNI_AS_AVX512: the same kernels in the other encoding of their two instructions, for tests on
+// processors that have only that one.
+#if defined(__AVXVNNI__) || defined(OCTAVO_AVXVNNI_AS_AVX512)
 #include <immintrin.h>
 
 namespace octavo {

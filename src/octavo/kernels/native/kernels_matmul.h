@@ -1,10 +1,10 @@
 // Matrix products of packed weights with rows of activations. Included inside an anonymous namespace.
 //
-// A tile is 8 output columns; a lane is a column, so nothing is summed across lanes. The layouts are in
+// A lane is an output column, so nothing is summed across lanes. The layouts are in
 // weight_layout.h; F32, F16 and BF16 have for each k the panel's 32 elements. Each output is one chain of
 // multiply-adds in k order, the same for any number of rows.
 
-// Fewer rows than a register tile has.
+// So few rows wait for memory: one pass over a panel.
 constexpr int kFewRows = 3;
 
 // The first `count` columns of a tile, which may be fewer than it has, or none, or more.
@@ -113,8 +113,8 @@ struct Stretch {
     const uint8_t* packed;    // where group `first`, or the header before it, begins
     const uint8_t* unpacked;  // [last - first][UnpackedCodes::kGroupBytes], or null
     int first, last;
-    float* partial;  // [rows][kPanelColumns], the sums of the groups before; null in a whole panel
-    FetchNext* fetch;
+    float* partial;    // [rows][kPanelColumns], the sums of the groups before; null in a whole panel
+    FetchNext* fetch;  // null for few rows
 };
 
 // kTiles neighbouring tiles of a panel for kRows rows: a broadcast of activations serves all tiles, decoded
@@ -134,9 +134,10 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int col
     };
     const Activations& a = t.activations;
     const int groups = t.k / kGroup;
-    float* partial = stretch.partial + row * kPanelColumns + column;
     Floats acc[kTiles][kRows];
-    const auto sums_so_far = [&](int j, int r) { return partial + r * kPanelColumns + j * Lanes::kColumns; };
+    const auto sums_so_far = [&](int j, int r) {
+        return stretch.partial + (row + r) * kPanelColumns + column + j * Lanes::kColumns;
+    };
     for (int j = 0; j < kTiles; ++j)
         for (int r = 0; r < kRows; ++r)
             acc[j][r] =
@@ -151,7 +152,7 @@ inline void quantized_tiles(const MatmulTask& t, const Stretch& stretch, int col
                 group += kHeaderBytes;
             }
         }
-        if constexpr (kRows > kFewRows) stretch.fetch->step();
+        if (stretch.fetch != nullptr) stretch.fetch->step();
         // 17 lines a group, read four tiles at a time, are no stream that the hardware recognises.
         if constexpr (kType == WeightType::kQ8_0 && kTiles * Lanes::kColumns == kPanelColumns && kRows > 1)
             if (t.rows <= register_tiles(kType).packed.rows)
@@ -320,13 +321,13 @@ void float_matmul(const MatmulTask& t) {
         whole_panel<Kernel, Kernel>(t, t.panels + n * t.panel_bytes, n);
 }
 
-// What follows `bytes` of a panel in memory, while all_tiles passes over its groups. A single pass is a
-// stream that the hardware fetches.
+// What follows `bytes` of a panel in memory, in all_tiles' passes over its groups. A single pass is a stream
+// that the hardware fetches, and what follows the last panel of a task is another thread's.
 template <class Kernel>
-inline FetchNext fetch_next(const uint8_t* panel, int64_t bytes, int rows, int groups) {
+inline FetchNext fetch_next(const uint8_t* panel, int64_t bytes, int rows, int groups, bool last) {
     const int passes = kPanelColumns / (Kernel::kTiles * Kernel::Lanes::kColumns) *
                        ((rows + Kernel::kRows - 1) / Kernel::kRows);
-    return {panel + bytes, passes > 1 ? bytes : 0, static_cast<int64_t>(passes) * groups};
+    return {panel + bytes, passes > 1 && !last ? bytes : 0, static_cast<int64_t>(passes) * groups};
 }
 
 template <WeightType kType>
@@ -337,8 +338,9 @@ void packed_matmul(const MatmulTask& t) {
     const int64_t bytes = int64_t{groups} / kLayout.groups * kLayout.packed_bytes();
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
         const uint8_t* panel = t.panels + n * t.panel_bytes;
-        FetchNext fetch = fetch_next<Kernel>(panel, bytes, t.rows, groups);
-        whole_panel<Quantized<Lanes8, kType>, Kernel>(t, Stretch{panel, nullptr, 0, groups, nullptr, &fetch},
+        FetchNext fetch = fetch_next<Kernel>(panel, bytes, t.rows, groups, n + 1 == t.panel_end);
+        FetchNext* fetched = t.rows <= kFewRows ? nullptr : &fetch;
+        whole_panel<Quantized<Lanes8, kType>, Kernel>(t, Stretch{panel, nullptr, 0, groups, nullptr, fetched},
                                                       n);
     }
 }
@@ -370,7 +372,8 @@ void unpacking_matmul(const MatmulTask& all) {
                 const uint8_t* packed =
                     t.panels + n * t.panel_bytes + int64_t{first} / kLayout.groups * kLayout.packed_bytes();
                 const int64_t bytes = int64_t{last - first} / kLayout.groups * kLayout.packed_bytes();
-                FetchNext fetch = fetch_next<Kernel>(packed, bytes, t.rows, last - first);
+                FetchNext fetch = fetch_next<Kernel>(packed, bytes, t.rows, last - first,
+                                                     last == groups && n + 1 == t.panel_end);
                 unpack<kType>(packed, last - first, unpacked);
                 all_tiles<Kernel>(t, Stretch{packed, unpacked, first, last, partial, &fetch},
                                   t.out + n * kPanelColumns, columns);

@@ -1,4 +1,4 @@
-// Weights, repacked at load into column panels (layouts in kernels_matmul.h).
+// Weights, repacked at load into column panels (layouts in weight_layout.h).
 #pragma once
 
 #include <algorithm>

@@ -150,5 +150,5 @@ inline Ints wide_values(const uint8_t* group, const WideCode& wide) {
 
 // Lanes of v, which fit 16 bits, times the wide code.
 inline I32x8 times_code(I32x8 v, const WideCode& wide) {
-    return {_mm256_madd_epi16(v.v, broadcast4(&wide.code))};  // upper halves: times 0
+    return {_mm256_madd_epi16(v.v, broadcast4(&wide))};  // upper halves: times 0
 }

@@ -17,7 +17,8 @@ inline I32x16 mul(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline I32x16 keep(I32x16 a, I32x16 mask) { return {_mm512_and_si512(a.v, mask.v)}; }
 inline I32x16 drop(I32x16 a, I32x16 mask) { return {_mm512_andnot_si512(mask.v, a.v)}; }
 inline I32x16 bits(I32x16 a, int from, int count) {
-    return {_mm512_and_si512(_mm512_srli_epi32(a.v, from), _mm512_set1_epi32((1 << count) - 1))};
+    const __m512i shifted = _mm512_srl_epi32(a.v, _mm_cvtsi32_si128(from));
+    return {_mm512_and_si512(shifted, _mm512_set1_epi32((1 << count) - 1))};
 }
 inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 
@@ -130,5 +131,5 @@ inline I32x16 wide_values(const uint8_t* group, const WideCode& wide) {
 }
 
 inline I32x16 times_code(I32x16 v, const WideCode& wide) {
-    return {_mm512_madd_epi16(v.v, broadcast4_512(&wide.code))};
+    return {_mm512_madd_epi16(v.v, broadcast4_512(&wide))};
 }

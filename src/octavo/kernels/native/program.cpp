@@ -11,9 +11,14 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kLogitsBytes = int64_t{8} << 20;
-constexpr int kGatedRows = 64;      // of a gate and its up that are in cache together
-constexpr int kMostPanels = 8;      // of them
-constexpr int kAloneFloats = 4096;  // of rows that one thread is through with in about 3 microseconds
+// A piece of a gate and of its up: rows, and bytes of the weights of both, that are in cache together.
+constexpr int kGatedRows = 64;
+constexpr int64_t kGatedBytes = int64_t{256} << 10;
+constexpr int64_t kGatedPanels = 8;
+// Floats of rows that one thread is through with before another one has heard of them.
+constexpr int kAloneFloats = 4096;
+// Panels after which what follows a product is done: 64 rows of them are 64 KB.
+constexpr int64_t kThenPanels = 8;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -95,17 +100,19 @@ void linear(const KernelTable& kernels, ThreadPool& pool,
             const int64_t units = units_of(*matrix);
             const int64_t from = std::max(begin - first_unit, int64_t{0}) * unit;
             const int64_t to = std::min(std::min(end - first_unit, units) * unit, matrix->num_panels());
-            if (from < to) {
+            // In pieces whose results are still in cache when `then` comes for them.
+            const int64_t piece = then ? std::max(kThenPanels / unit, int64_t{1}) * unit : to - from;
+            for (int64_t panel = from; panel < to; panel += piece) {
                 MatmulTask task = matmul_task(*matrix, activations, rows);
-                task.panel_begin = from;
-                task.panel_end = to;
+                task.panel_begin = panel;
+                task.panel_end = std::min(panel + piece, to);
                 task.out = out + first_column;
                 task.out_stride = out_stride;
                 task.accumulate = accumulate;
                 kernels.matmul[static_cast<int>(matrix->type())](task);
                 if (then)
-                    then(first_column + from * kPanelColumns,
-                         first_column + std::min(to * kPanelColumns, matrix->out_features()));
+                    then(first_column + panel * kPanelColumns,
+                         first_column + std::min(task.panel_end * kPanelColumns, matrix->out_features()));
             }
             first_unit += units;
             first_column += matrix->out_features();
@@ -151,6 +158,7 @@ void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int 
     if (in == out) refuse("a product cannot replace the rows it reads");
     if (columns != widths_.at(out))
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
+    if (accumulate) reads_rows(out);
     const int slot = codes_of(in, matrices);
     operations_.push_back(Linear{in, out, std::move(matrices), accumulate, slot, -1});
 }
@@ -225,7 +233,9 @@ void Program::gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr
     if (in == out) refuse("a product cannot replace the rows it reads");
     const int slot = codes_of(in, {gate, up});
     const int64_t chunk =
-        std::clamp<int64_t>(gate->num_panels() / (4 * pool_->num_threads()), 1, kMostPanels);
+        std::clamp<int64_t>(std::min(gate->num_panels() / (4 * pool_->num_threads()),
+                                     kGatedBytes / (gate->panel_bytes() + up->panel_bytes())),
+                            1, kGatedPanels);
     const size_t floats = size_t{2} * kGatedRows * chunk * kPanelColumns;
     if (floats > gated_scratch_floats_) {
         gated_scratch_floats_ = floats;
@@ -502,9 +512,9 @@ void Program::run_logits(const Logits& op) {
         octavo::linear(kernels_, pool, {head_}, activations_[0].view(head_input_.get(), width), rows,
                        logits_.get(), static_cast<int>(vocab), false, 2, [&](int64_t begin, int64_t end) {
                            for (int i = 0; i < rows; ++i)
-                               block_maxima(logits_.get() + i * vocab + begin,
-                                            static_cast<size_t>(end - begin),
-                                            maxima_.get() + i * blocks + begin / kPanelColumns / 2);
+                               block_maxima(
+                                   logits_.get() + i * vocab + begin, static_cast<size_t>(end - begin),
+                                   maxima_.get() + i * blocks + begin / static_cast<int64_t>(kLogitBlock));
                        });
         pool.parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {

@@ -275,11 +275,13 @@ void Sampler::restore(float* x) const {
 
 // Brings the maxima of the blocks that hold altered tokens up to date.
 void Sampler::refresh_maxima(const Row& row) {
-    size_t last = row.num_blocks();
+    if (undo_.size() >= row.num_blocks()) {
+        for (size_t b = 0; b < row.num_blocks(); ++b) maxima_[b] = row.maximum(b);
+        return;
+    }
     for (const auto& [id, was] : undo_) {
         const size_t block = static_cast<size_t>(id) / kBlock;
-        if (block != last) maxima_[block] = row.maximum(block);
-        last = block;
+        maxima_[block] = row.maximum(block);
     }
 }
 

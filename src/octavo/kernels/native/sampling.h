@@ -68,8 +68,8 @@ class Sampler {
     void observe_prompt(std::span<const int32_t> token_ids);
 
     // Draws the next output token from logits: float32[vocab_size], remembers it, and moves on by one
-    // position. maxima: what block_maxima makes of the logits. They are altered meanwhile, and as they were
-    // afterwards.
+    // position. The logits are altered meanwhile, and as they were afterwards. maxima: what block_maxima
+    // makes of them.
     Sampled sample(float* logits, const float* maxima);
 
     // What sample(logits) would draw from at this position. Changes nothing that a later sample depends on.

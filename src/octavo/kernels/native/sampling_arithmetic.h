@@ -19,9 +19,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows are walked in blocks of this many logits. The largest logit of each block, found while looking for the
-// peak, later tells which blocks can hold a candidate: the k-th largest of those maxima bounds the k-th
-// logit.
+// Rows are walked in blocks of this many logits. The largest logit of each block tells which blocks can hold
+// a candidate: the k-th largest of those maxima bounds the k-th logit.
 constexpr size_t kBlock = kLogitBlock;
 
 // Weights, exp((logit - peak) / temperature), are integers in units of 2^-40: their sums are exact, so no
