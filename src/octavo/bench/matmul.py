@@ -176,7 +176,8 @@ def _measure(
         out = program.buffer(shape.matrix_columns)
         for matrices in weights.products[:copies]:
             if shape.gated:
-                program.gated_linear(x, *matrices, out)
+                gate, up = matrices
+                program.gated_linear(x, gate, up, out)
             else:
                 program.linear(x, matrices, out, False)
 
