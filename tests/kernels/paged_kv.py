@@ -22,7 +22,7 @@ Doubles = npt.NDArray[np.float64]
 NAN, INFINITY, LARGEST, ZERO = 0xFFFF, 0x7C00, 0x7BFF, 0x0000
 """What a byte that nobody wrote may hold, as halves."""
 
-BLOCK_SIZES = (8, 16, 32, 64)
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 RUN = 256  # positions whose state is computed from nothing (KERNELS: the determinism rule)
 EPSILON = 2.0**-24  # half an ulp of float32: the relative error of one operation
 

@@ -418,7 +418,7 @@ def ask(**changes: Any) -> Floats:
         ({"heads": 49}, "49 query heads share a KV head; at most 48"),
         ({"block_size": 0}, "block size 0 "),
         ({"block_size": 12}, "block size 12 "),
-        ({"block_size": 128}, "block size 128 "),
+        ({"block_size": 512}, "block size 512 "),
         ({"extent": 1000}, "1024 bytes at 0 .* 1000"),
         ({"layer": 3100}, "1024 bytes at 3100 .* 4096"),
         ({"layer": -2}, "1024 bytes at -2 "),

@@ -145,7 +145,7 @@ NB_MODULE(_native, m) {
         .def("linear", &Program::linear, nb::arg("x"), nb::arg("matrices"), nb::arg("out"),
              nb::arg("accumulate"))
         .def("attention", &Program::attention, nb::arg("qkv"), nb::arg("out"), nb::arg("num_heads"),
-             nb::arg("num_kv_heads"), nb::arg("head_dim"))
+             nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f)
         .def("gated_linear", &Program::gated_linear, nb::arg("x"), nb::arg("gate"), nb::arg("up"),
              nb::arg("out"))
         .def(
@@ -165,10 +165,17 @@ NB_MODULE(_native, m) {
             nb::arg("inverse_frequencies"), nb::arg("magnitude"))
         .def(
             "bind",
-            [](Program& self, uint64_t address, int64_t extent_bytes, int64_t num_blocks, int block_size) {
-                self.bind(reinterpret_cast<uint8_t*>(address), extent_bytes, num_blocks, block_size);
+            [](Program& self, uint64_t address, int64_t extent_bytes, int64_t num_blocks, int block_size,
+               const std::string& kv_dtype) {
+                self.bind(reinterpret_cast<uint8_t*>(address), extent_bytes, num_blocks, block_size,
+                          kv_type_named(kv_dtype));
             },
-            nb::arg("arena_address"), nb::arg("extent_bytes"), nb::arg("num_blocks"), nb::arg("block_size"))
+            nb::arg("arena_address"), nb::arg("extent_bytes"), nb::arg("num_blocks"), nb::arg("block_size"),
+            nb::arg("kv_dtype") = "f16")
+        .def_prop_rw("shared_prefix_attention", &Program::shared_prefix_attention,
+                     &Program::set_shared_prefix_attention)
+        .def_prop_ro("kv_rows_read", &Program::kv_rows_read)
+        .def_prop_ro("kv_rows_attended", &Program::kv_rows_attended)
         .def_prop_ro("buffer_bytes", &Program::buffer_bytes)
         .def_prop_ro("instruction_set", &Program::instruction_set)
         .def("step", &step, nb::arg("token_ids"), nb::arg("chunk_starts"), nb::arg("chunk_lens"),

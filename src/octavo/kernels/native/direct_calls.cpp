@@ -87,20 +87,22 @@ class MatmulCall {
 
 class AttentionCall {
   public:
-    AttentionCall(ThreadPool& pool, const std::string& instruction_set, Bytes arena, int64_t extent_bytes,
-                  int64_t layer_offset, int block_size, int num_kv_heads, FloatHeads q, Ints chunk_starts,
-                  Ints chunk_lens, Ints table_offsets, Ints block_tables, float* out)
+    AttentionCall(ThreadPool& pool, Bytes arena, int64_t extent_bytes, int64_t layer_offset, int block_size,
+                  int num_kv_heads, FloatHeads q, Ints chunk_starts, Ints chunk_lens, Ints table_offsets,
+                  Ints block_tables, const std::string& instruction_set, const std::string& kv_dtype,
+                  int window, float soft_cap, bool share_prefixes, float* out)
         : pool_(pool),
           kernels_(select_kernels(instruction_set)),
-          kv_{arena.data(), extent_bytes, layer_offset, num_kv_heads, static_cast<int>(q.shape(2)),
-              block_size},
+          kv_{arena.data(), extent_bytes,           layer_offset, num_kv_heads, static_cast<int>(q.shape(2)),
+              block_size,   kv_type_named(kv_dtype)},
+          soft_cap_(soft_cap),
           q_(q.data()),
           width_(static_cast<int>(q.shape(1) * q.shape(2))),
           out_(out),
           work_(pool.num_threads(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), num_kv_heads,
-                static_cast<int>(q.shape(2))) {
+                static_cast<int>(q.shape(2)), window) {
         check_block_size(block_size);
-        const int64_t layer_bytes = int64_t{4} * num_kv_heads * kv_.head_dim * block_size;
+        const int64_t layer_bytes = 2 * num_kv_heads * kv_head_bytes(kv_.type, kv_.head_dim, block_size);
         if (layer_offset < 0 || layer_offset + layer_bytes > extent_bytes)
             throw std::invalid_argument("a layer of " + std::to_string(layer_bytes) + " bytes at " +
                                         std::to_string(layer_offset) + " reaches out of extents of " +
@@ -133,18 +135,19 @@ class AttentionCall {
         if (row != static_cast<int64_t>(q.shape(0)))
             throw std::invalid_argument("the chunks have " + std::to_string(row) + " tokens, the queries " +
                                         std::to_string(q.shape(0)));
-        work_.plan(segments);
+        work_.plan(segments, block_size, share_prefixes);
     }
 
     void operator()() {
         ThreadPool::Session session(pool_);
-        work_.run(kernels_, pool_, kv_, q_, width_, out_, width_);
+        work_.run(kernels_, pool_, kv_, soft_cap_, q_, width_, out_, width_);
     }
 
   private:
     ThreadPool& pool_;
     const KernelTable& kernels_;
     PagedKV kv_;
+    float soft_cap_;
     const float* q_;
     int width_;
     float* out_;
@@ -200,11 +203,12 @@ void bind_direct_calls(nb::module_& m) {
         "paged_attention",
         [](ThreadPool& pool, Bytes arena, int64_t extent_bytes, int64_t layer_offset, int block_size,
            int num_kv_heads, FloatHeads q, Ints chunk_starts, Ints chunk_lens, Ints table_offsets,
-           Ints block_tables, const std::string& instruction_set) {
+           Ints block_tables, const std::string& instruction_set, const std::string& kv_dtype, int window,
+           float soft_cap, bool share_prefixes) {
             NewFloats out = new_floats({q.shape(0), q.shape(1), q.shape(2)});
-            AttentionCall call(pool, instruction_set, arena, extent_bytes, layer_offset, block_size,
-                               num_kv_heads, q, chunk_starts, chunk_lens, table_offsets, block_tables,
-                               out.data());
+            AttentionCall call(pool, arena, extent_bytes, layer_offset, block_size, num_kv_heads, q,
+                               chunk_starts, chunk_lens, table_offsets, block_tables, instruction_set,
+                               kv_dtype, window, soft_cap, share_prefixes, out.data());
             nb::gil_scoped_release release;
             call();
             return out;
@@ -212,24 +216,28 @@ void bind_direct_calls(nb::module_& m) {
         nb::arg("pool"), nb::arg("arena"), nb::arg("extent_bytes"), nb::arg("layer_offset"),
         nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("q"), nb::arg("chunk_starts"),
         nb::arg("chunk_lens"), nb::arg("table_offsets"), nb::arg("block_tables"),
-        nb::arg("instruction_set") = "",
-        "q float32[num_tokens, num_heads, head_dim], scaled, over paged f16 KV: float32 of the same shape.");
+        nb::arg("instruction_set") = "", nb::arg("kv_dtype") = "f16", nb::arg("window") = 0,
+        nb::arg("soft_cap") = 0.0f, nb::arg("share_prefixes") = true,
+        "q float32[num_tokens, num_heads, head_dim], scaled, over paged KV: float32 of the same shape.");
     m.def(
         "time_paged_attention",
         [](ThreadPool& pool, Bytes arena, int64_t extent_bytes, int64_t layer_offset, int block_size,
            int num_kv_heads, FloatHeads q, Ints chunk_starts, Ints chunk_lens, Ints table_offsets,
-           Ints block_tables, int repeats, const std::string& instruction_set) {
+           Ints block_tables, int repeats, const std::string& instruction_set, const std::string& kv_dtype,
+           int window, float soft_cap, bool share_prefixes) {
             std::vector<float> out(q.size());
-            AttentionCall call(pool, instruction_set, arena, extent_bytes, layer_offset, block_size,
-                               num_kv_heads, q, chunk_starts, chunk_lens, table_offsets, block_tables,
-                               out.data());
+            AttentionCall call(pool, arena, extent_bytes, layer_offset, block_size, num_kv_heads, q,
+                               chunk_starts, chunk_lens, table_offsets, block_tables, instruction_set,
+                               kv_dtype, window, soft_cap, share_prefixes, out.data());
             nb::gil_scoped_release release;
             return timed(repeats, call);
         },
         nb::arg("pool"), nb::arg("arena"), nb::arg("extent_bytes"), nb::arg("layer_offset"),
         nb::arg("block_size"), nb::arg("num_kv_heads"), nb::arg("q"), nb::arg("chunk_starts"),
         nb::arg("chunk_lens"), nb::arg("table_offsets"), nb::arg("block_tables"), nb::arg("repeats"),
-        nb::arg("instruction_set") = "", "Seconds of each of `repeats` calls of paged_attention.");
+        nb::arg("instruction_set") = "", nb::arg("kv_dtype") = "f16", nb::arg("window") = 0,
+        nb::arg("soft_cap") = 0.0f, nb::arg("share_prefixes") = true,
+        "Seconds of each of `repeats` calls of paged_attention.");
     m.def(
         "peak_fma",
         [](ThreadPool& pool, int64_t iterations, const std::string& instruction_set) {

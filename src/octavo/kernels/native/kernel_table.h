@@ -97,37 +97,60 @@ struct MatmulTask {
     bool accumulate;  // out += result (the residual stream)
 };
 
-// One layer of one arena.
+// How keys and values are stored. kQ8: int8 codes and a float scale for each token and head.
+enum class KVType : int { kF16, kQ8 };
+
+// One layer of one arena. A block holds for this layer the keys of every KV head, then the values of every
+// KV head:
+//   kF16   keys f16 [head_dim][block_size]                       values f16 [block_size][head_dim]
+//   kQ8    keys int8 [head_dim / 2][block_size][2]               values int8 [block_size / 2][head_dim][2]
+//          scales float [block_size]                             scales float [block_size]
 struct PagedKV {
     uint8_t* arena;
     int64_t extent_bytes;
-    int64_t layer_offset;  // bytes from the start of a block to this layer's K
+    int64_t layer_offset;  // bytes from the start of a block to this layer's keys
     int num_kv_heads;
     int head_dim;
     int block_size;
+    KVType type;
 };
 
-// One KV head of `num_rows` consecutive positions of one sequence over runs [run_begin, run_end).
+// Bytes of one KV head's keys, or of its values, in a block.
+constexpr int64_t kv_head_bytes(KVType type, int head_dim, int block_size) {
+    return static_cast<int64_t>(block_size) * (type == KVType::kF16 ? 2 * head_dim : head_dim + 4);
+}
+
+// A row whose queries one attention task computes: the heads of a group that share the task's KV head.
+struct AttentionRow {
+    const float* q;  // [group][head_dim], already scaled
+    int length;      // positions it may see: its own and all before
+    float* out;      // [group][head_dim]
+    float* state;    // not null: no `out`, but the state of the task's one run [group][2 + head_dim]
+};
+
+// Rows over runs [run_begin, run_end) of one KV head. Either consecutive positions of one sequence, or rows
+// of several whose blocks of these runs are the same and who see all of them.
 struct AttentionTask {
     PagedKV kv;
     const int32_t* block_table;
-    const float* q;  // [num_rows][q_stride], the group's first head, already scaled
-    int q_stride;
-    int group;  // query heads per KV head
     int kv_head;
-    int first_position;
+    int group;  // query heads per KV head
+    const AttentionRow* rows;
     int num_rows;
     int run_begin, run_end;
-    float* states;  // not null: write each run's state [run - run_begin][group][2 + head_dim] (one row only)
-    float* out;     // else: [num_rows][out_stride], the finished rows
-    int out_stride;
-    float* scratch;  // attention_scratch_floats(head_dim)
+    int window;      // positions a row sees, its own included; 0: all (Beltagy et al. 2020)
+    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not (Gemma 2, 2024)
+    void* scratch;   // attention_scratch_bytes(head_dim), at a multiple of 64
+    bool fetched;    // this task's first keys were the `next` of another on this thread
+    const AttentionTask* next;  // whose first keys this thread wants then; or null. Only kv, block_table,
+                                // kv_head, rows[0].length and runs are read.
 };
 
 // Query vectors (rows x heads of a group) that one attention task may hold.
 constexpr int kMaxQueryVectors = 48;
-// Positions converted to float at once when many query vectors read them.
-constexpr int kSliceTokens = 64;
+// Of keys, or values, that are widened at once where many query vectors read them: half of a first-level
+// cache.
+constexpr int kSliceBytes = 16384;
 
 struct KernelTable {
     const char* name;
@@ -144,7 +167,9 @@ struct KernelTable {
     // Rotates pairs (2i, 2i + 1) of one head by cos/sin[i], then multiplies the head by `scale` (Su et al.
     // 2021).
     void (*rope_head)(float* x, int head_dim, int rope_dim, const float* cos, const float* sin, float scale);
-    // One token's key, or value, of one KV head, float [head_dim], to its slot of its block, as f16.
+    // One token's key, or value, of one KV head, float [head_dim], to its slot of its block. kQ8: nearest
+    // even codes of x / scale, scale = max |x| / 127; a head that is not finite gets a NaN scale, one whose
+    // scale would not be a normal number zero codes.
     void (*store_key)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key);
     void (*store_value)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* value);
     void (*attention)(const AttentionTask& task);
@@ -163,7 +188,11 @@ struct KernelTable {
     double (*read_bytes)(const uint8_t* data, int64_t bytes);
 };
 
-int attention_scratch_floats(int head_dim);
+// Rounded up for each part to a line.
+constexpr int64_t attention_scratch_bytes(int head_dim) {
+    return int64_t{kMaxQueryVectors} * (6 * kRunTokens + 14 * head_dim) + kSliceBytes + 8 * kRunTokens +
+           10 * 64;
+}
 
 const KernelTable& portable_kernels();
 // Null where they were not compiled.

@@ -1,8 +1,10 @@
 // All kernels of one path, and their table. Included inside an anonymous namespace, after the path's simd and
 // products headers; kName is the path's name.
 
+#include "lanes.h"
 #include "kernels_rows.h"
 #include "kernels_matmul.h"
+#include "attention_tiles.h"
 #include "kernels_attention.h"
 
 const KernelTable kTable = {

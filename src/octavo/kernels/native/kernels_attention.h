@@ -1,218 +1,371 @@
-// Attention straight from blocks. Included inside an anonymous namespace, after kernels_rows.h.
+// Attention straight from blocks. Included inside an anonymous namespace, after kernels_rows.h and
+// attention_tiles.h.
 //
 // A run is 256 positions from 0, 256, ...: |run 0|run 1|...|. Each run of each query row starts from nothing:
 //   scores  s[j] = sum over d, in order, of q[d] * K[j][d]
 //   m = max s;  p = exp(s - m);  l = eight sums of p by position mod 8, then one tree
 //   o[d] = sum over positions, in order, of p[j] * V[j][d]
-// and run states are folded left in position order. Whether a row comes alone (decode, f16 read in registers)
-// or with others (prefill, a slice of 64 positions widened once for all), these chains are the same, and so
+// and run states are folded left in position order. Whether a row comes alone (decode, stored numbers widened
+// in registers) or with others (a slice of positions widened once for all), these chains are the same, and so
 // are the bytes.
+//
+// KVType::kQ8: q becomes int16 codes with one scale, and so do the weights of a run, p[j] * scale of V[j].
+// Both sums are integers, exact in any order: 256 dims, or positions, of |127 * 32,767| fit 32 bits.
 
+inline Wide::Floats wide_splat(float x) { return Wide::splat(x); }
+
+#if !defined(OCTAVO_SIXTEEN_LANES)
+inline F32x8 add_halves(F32x8 total, F32x8 a) { return add(total, a); }
+#endif
+
+// Scratch of one task, in order; sizes for kMaxQueryVectors.
+struct AttentionScratch {
+    AttentionScratch(void* memory, int head_dim) {
+        auto take = [at = static_cast<uint8_t*>(memory)](int64_t bytes) mutable {
+            uint8_t* taken = at;
+            at += (bytes + 63) / 64 * 64;
+            return taken;
+        };
+        scores = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * kRunTokens));
+        run_o = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * head_dim));
+        total_o = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * head_dim));
+        slice = take(kSliceBytes);
+        sums = reinterpret_cast<int32_t*>(take(4 * kMaxQueryVectors * head_dim));
+        queries = reinterpret_cast<int16_t*>(take(2 * kMaxQueryVectors * head_dim));
+        weights = reinterpret_cast<int16_t*>(take(2 * kMaxQueryVectors * kRunTokens));
+        key_scales = reinterpret_cast<float*>(take(4 * kRunTokens));
+        value_scales = reinterpret_cast<float*>(take(4 * kRunTokens));
+    }
+    float* scores;        // [48][256], then weights
+    float* run_o;         // [48][head_dim]
+    float* total_o;       // [48][head_dim]
+    void* slice;          // keys [dim][position], or values [position][dim], widened
+    int32_t* sums;        // [48][head_dim], run_o before it is scaled (kQ8)
+    int16_t* queries;     // [48][head_dim] codes (kQ8)
+    int16_t* weights;     // [48][256] codes (kQ8)
+    float* key_scales;    // [256] of a run (kQ8)
+    float* value_scales;  // [256] of a run (kQ8)
+};
+
+// Positions of a slice: a power of two, as many as fit.
+template <class Widened>
+constexpr int slice_tokens(int head_dim) {
+    int tokens = 128;
+    while (tokens > 16 && tokens * head_dim * static_cast<int>(sizeof(Widened)) > kSliceBytes) tokens /= 2;
+    return tokens;
+}
+
+// One KV head of one run of a block table.
 struct RunView {
-    const PagedKV* kv;
-    const int32_t* blocks;  // of this run
-    int64_t k_offset, v_offset;
-    const Half* k(int block) const { return reinterpret_cast<const Half*>(base(block) + k_offset); }
-    const Half* v(int block) const { return reinterpret_cast<const Half*>(base(block) + v_offset); }
-    const uint8_t* base(int block) const { return kv->arena + blocks[block] * kv->extent_bytes; }
-};
+    const PagedKV& kv;
+    const int32_t* blocks;
+    int first, last;  // positions of the run that some row sees
 
-// Which lines to fetch while a score tile is computed. Blocks of a sequence lie far apart, so no hardware
-// prefetcher helps from one to the next. K comes from a little ahead, V from the same positions, which are
-// read after the scores. The K of 8 positions and their V are head_dim x 16 bytes each; a tile walks through
-// them in the same proportion.
-struct NoFetch {
-    void begin(int) {}
-    void next(int) {}
-};
+    const uint8_t* keys0;    // of block 0
+    const uint8_t* values0;  // of block 0
 
-struct FetchAhead {
-    static constexpr int kAhead = 32;  // positions
-    const RunView& view;
-    int length;  // positions of the run
-    int head_dim, block_size;
-    int k_position = 0, v_position = 0;
-    const uint8_t* k_line = nullptr;
-    const uint8_t* v_line = nullptr;
-    int k_left = 0, v_left = 0;  // bytes of the block
-
-    void seek(int position, int64_t offset, const uint8_t** line, int* left) const {
-        if (position >= length) position = 0;  // nothing is there: fetch what is at hand
-        const int row_bytes = head_dim * 2;
-        *line = view.base(position / block_size) + offset + position % block_size * row_bytes;
-        *left = (block_size - position % block_size) * row_bytes;
+    RunView(const PagedKV& paged, const int32_t* table, int kv_head, int run, int first_position,
+            int last_position)
+        : kv(paged),
+          blocks(table + run * (kRunTokens / paged.block_size)),
+          first(first_position),
+          last(last_position),
+          keys0(key_block(paged, 0, kv_head)),
+          values0(value_block(paged, 0, kv_head)) {}
+    const uint8_t* keys(int block) const { return keys0 + blocks[block] * kv.extent_bytes; }
+    const uint8_t* values(int block) const { return values0 + blocks[block] * kv.extent_bytes; }
+    int first_block() const { return first / kv.block_size; }
+    int num_blocks() const { return (last - 1) / kv.block_size + 1 - first_block(); }
+    int64_t piece_bytes() const { return kv_head_bytes(kv.type, kv.head_dim, kv.block_size); }
+    int64_t bytes() const { return num_blocks() * piece_bytes(); }
+    void fetch_keys(Fetch& fetch) const {
+        fetch.append(kv, blocks + first_block(), num_blocks(), keys0, piece_bytes());
     }
-    void begin(int first_vector) {
-        v_position = 8 * first_vector;
-        k_position = v_position + kAhead;
-        seek(k_position, view.k_offset, &k_line, &k_left);
-        seek(v_position, view.v_offset, &v_line, &v_left);
-    }
-    void next(int bytes) {
-        __builtin_prefetch(k_line, 0, 3);
-        __builtin_prefetch(v_line, 0, 2);
-        k_line += bytes;
-        v_line += bytes;
-        if ((k_left -= bytes) <= 0) {
-            k_position = (k_position / block_size + 1) * block_size;
-            seek(k_position, view.k_offset, &k_line, &k_left);
-        }
-        if ((v_left -= bytes) <= 0) {
-            v_position = (v_position / block_size + 1) * block_size;
-            seek(v_position, view.v_offset, &v_line, &v_left);
-        }
+    void fetch_values(Fetch& fetch) const {
+        fetch.append(kv, blocks + first_block(), num_blocks(), values0, piece_bytes());
     }
 };
 
-// How many vectors of positions, or of dims, have their sums in registers for each of `queries`.
-constexpr int vectors_beside(int queries) {
-    return 4 * queries <= kAccumulators ? 4 : 2 * queries <= kAccumulators ? 2 : 1;
+// The query vectors of a task that see something of a run: [first, last), which of it each.
+struct Active {
+    int first, last;
+    int low[kMaxQueryVectors], length[kMaxQueryVectors];  // positions [low, length) of the run
+};
+
+// Positions of a run that a row sees, none where low >= length. The last positions are its own.
+inline void seen_of_run(const AttentionTask& t, const AttentionRow& row, int run, int* low, int* length) {
+    const int start = run * kRunTokens;
+    *length = row.length - start < kRunTokens ? row.length - start : kRunTokens;
+    *low = t.window > 0 && row.length - t.window > start ? row.length - t.window - start : 0;
 }
 
-// scores[i][p * 8 ...] for kQ query vectors and kP vectors of 8 positions, d in order.
-template <int kQ, int kP, class Element, class Fetch>
-inline void score_tile(const float* const* q, const Element* const* k, int k_stride, int head_dim,
-                       float* scores, Fetch& fetch) {
-    F32x8 acc[kQ][kP];
-    for (int i = 0; i < kQ; ++i)
-        for (int p = 0; p < kP; ++p) acc[i][p] = zero_f32();
-    for (int d = 0; d < head_dim; ++d) {
-        fetch.next(16 * kP);
-        F32x8 kv[kP];
-        for (int p = 0; p < kP; ++p) kv[p] = load(k[p] + static_cast<int64_t>(d) * k_stride);
-        for (int i = 0; i < kQ; ++i) {
-            const F32x8 qd = broadcast(q[i][d]);
-            for (int p = 0; p < kP; ++p) acc[i][p] = fma(qd, kv[p], acc[i][p]);
+inline bool active_vectors(const AttentionTask& t, int run, Active& active) {
+    active.first = active.last = 0;
+    for (int r = 0; r < t.num_rows; ++r) {
+        int low, length;
+        seen_of_run(t, t.rows[r], run, &low, &length);
+        if (low >= length) continue;
+        if (active.first == active.last) active.first = r * t.group;
+        active.last = (r + 1) * t.group;
+        for (int i = r * t.group; i < active.last; ++i) {
+            active.low[i] = low;
+            active.length[i] = length;
         }
     }
-    for (int i = 0; i < kQ; ++i)
-        for (int p = 0; p < kP; ++p) store(scores + i * kRunTokens + 8 * p, acc[i][p]);
+    return active.first < active.last;
 }
 
-template <int kQ, class Element, class Locate, class Fetch>
-inline void score_vectors(const float* const* q, int vectors, int k_stride, int head_dim, float* scores,
-                          Locate locate, Fetch& fetch) {
-    constexpr int kP = vectors_beside(kQ);
-    const Element* k[4];
-    int at = 0;
-    for (; at + kP <= vectors; at += kP) {
-        for (int p = 0; p < kP; ++p) k[p] = locate(at + p);
-        fetch.begin(at);
-        score_tile<kQ, kP, Element>(q, k, k_stride, head_dim, scores + 8 * at, fetch);
-    }
-    for (; at < vectors; ++at) {
-        k[0] = locate(at);
-        fetch.begin(at);
-        score_tile<kQ, 1, Element>(q, k, k_stride, head_dim, scores + 8 * at, fetch);
-    }
-}
-
-template <class Element, class Locate, class Fetch>
-inline void score_group(int count, const float* const* q, int vectors, int k_stride, int head_dim,
-                        float* scores, Locate locate, Fetch fetch) {
-    switch (count) {
-        case 1:
-            return score_vectors<1, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-        case 2:
-            return score_vectors<2, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-        case 3:
-            return score_vectors<3, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-        case 4:
-            return score_vectors<4, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-        case 5:
-            return score_vectors<5, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-        default:
-            return score_vectors<6, Element>(q, vectors, k_stride, head_dim, scores, locate, fetch);
-    }
-}
-
-// o[i][d ...] += p[i][j] * v[j][d ...] for j in order, kQ query vectors, kD vectors of 8 dims.
-template <int kQ, int kD, class Element>
-inline void value_tile(const float* p, const Element* v, int head_dim, int positions, float* o) {
-    F32x8 acc[kQ][kD];
-    for (int i = 0; i < kQ; ++i)
-        for (int d = 0; d < kD; ++d) acc[i][d] = load(o + i * head_dim + 8 * d);
-    for (int j = 0; j < positions; ++j) {
-        F32x8 row[kD];
-        for (int d = 0; d < kD; ++d) row[d] = load(v + static_cast<int64_t>(j) * head_dim + 8 * d);
-        for (int i = 0; i < kQ; ++i) {
-            const F32x8 weight = broadcast(p[i * kRunTokens + j]);
-            for (int d = 0; d < kD; ++d) acc[i][d] = fma(weight, row[d], acc[i][d]);
+// Scores of one query vector -> weights in place, 0 outside [low, length) as far as registers reach; returns
+// the maximum, writes the sum. Scores of codes are multiplied by the scales of keys and query first.
+template <bool kScaled, bool kSoftCap>
+inline float softmax_run(float* s, int low, int length, const float* key_scales, float query_scale,
+                         float soft_cap, float* sum) {
+    constexpr int kLanes = Wide::kColumns;
+    const int begin = low / kLanes * kLanes, end = (length + kLanes - 1) / kLanes * kLanes;
+    if constexpr (kScaled || kSoftCap) {
+        const auto by = wide_splat(query_scale), one = wide_splat(1.0f), two = wide_splat(2.0f);
+        const auto cap = wide_splat(soft_cap), twice_inverse = wide_splat(kSoftCap ? 2.0f / soft_cap : 0.0f);
+        for (int j = begin; j < end; j += kLanes) {
+            auto x = Wide::floats(s + j);
+            if constexpr (kScaled) x = mul(mul(x, Wide::floats(key_scales + j)), by);
+            // tanh(y) = 1 - 2 / (1 + e^2y)
+            if constexpr (kSoftCap)
+                x = mul(cap, sub(one, div(two, add(one, exp_of<Wide>(mul(x, twice_inverse))))));
+            store(s + j, x);
         }
     }
-    for (int i = 0; i < kQ; ++i)
-        for (int d = 0; d < kD; ++d) store(o + i * head_dim + 8 * d, acc[i][d]);
-}
-
-template <int kQ, class Element>
-inline void value_rows(const float* p, const Element* v, int head_dim, int positions, float* o) {
-    constexpr int kD = vectors_beside(kQ);
-    int d = 0;
-    for (; d + 8 * kD <= head_dim; d += 8 * kD)
-        value_tile<kQ, kD, Element>(p, v + d, head_dim, positions, o + d);
-    for (; d < head_dim; d += 16) value_tile<kQ, 2, Element>(p, v + d, head_dim, positions, o + d);
-}
-
-template <class Element>
-inline void value_group(int count, const float* p, const Element* v, int head_dim, int positions, float* o) {
-    switch (count) {
-        case 1:
-            value_rows<1, Element>(p, v, head_dim, positions, o);
-            break;
-        case 2:
-            value_rows<2, Element>(p, v, head_dim, positions, o);
-            break;
-        case 3:
-            value_rows<3, Element>(p, v, head_dim, positions, o);
-            break;
-        case 4:
-            value_rows<4, Element>(p, v, head_dim, positions, o);
-            break;
-        case 5:
-            value_rows<5, Element>(p, v, head_dim, positions, o);
-            break;
-        default:
-            value_rows<6, Element>(p, v, head_dim, positions, o);
-            break;
-    }
-}
-
-// o += p * v for query vectors whose rows end at different positions: together up to the shortest, then each
-// alone, so that no row ever reads a value beyond its own end (0 x NaN is NaN).
-template <class Element>
-inline void value_ragged(int count, const float* p, const int* lengths, int from, const Element* v,
-                         int head_dim, int positions, float* o) {
-    int common = positions;
-    for (int i = 0; i < count; ++i) {
-        const int own = lengths[i] - from < positions ? lengths[i] - from : positions;
-        common = own < common ? own : common;
-    }
-    if (common < 0) common = 0;
-    if (common > 0) value_group<Element>(count, p, v, head_dim, common, o);
-    for (int i = 0; i < count; ++i) {
-        const int own = lengths[i] - from < positions ? lengths[i] - from : positions;
-        if (own > common)
-            value_group<Element>(1, p + i * kRunTokens + common, v + static_cast<int64_t>(common) * head_dim,
-                                 head_dim, own - common, o + i * head_dim);
-    }
-}
-
-// scores -> weights in place; returns the maximum, writes the sum.
-inline float softmax_run(float* s, int length, float* sum) {
-    const int vectors = (length + 7) / 8;
-    for (int j = length; j < 8 * vectors; ++j) s[j] = -__builtin_inff();
-    F32x8 largest = load(s);
-    for (int i = 1; i < vectors; ++i) largest = max(load(s + 8 * i), largest);
+    for (int j = begin; j < low; ++j) s[j] = -__builtin_inff();
+    for (int j = length; j < end; ++j) s[j] = -__builtin_inff();
+    auto largest = Wide::floats(s + begin);
+    for (int j = begin + kLanes; j < end; j += kLanes) largest = max(Wide::floats(s + j), largest);
     const float m = max_lanes(largest);
-    const F32x8 shift = broadcast(m);
+    const auto shift = wide_splat(m);
     F32x8 total = zero_f32();
-    for (int i = 0; i < vectors; ++i) {
-        const F32x8 p = exp_f32(sub(load(s + 8 * i), shift));
-        store(s + 8 * i, p);
-        total = add(total, p);
+    for (int j = begin; j < end; j += kLanes) {
+        const auto p = exp_of<Wide>(sub(Wide::floats(s + j), shift));
+        store(s + j, p);
+        total = add_halves(total, p);
     }
     *sum = sum_lanes(total);
     return m;
+}
+
+// p [low, length) of a run -> codes of p * value scale, 0 elsewhere in [from, to), both even; returns the
+// scale of the codes. Position by position only what the row sees: scales of others may be anything.
+inline float weight_codes(float* p, const float* value_scales, int low, int length, int from, int to,
+                          int16_t* codes) {
+    constexpr int kLanes = Wide::kColumns;
+    const int begin = low / kLanes * kLanes, end = (length + kLanes - 1) / kLanes * kLanes;
+    auto largest = Wide::zeros(), broken = Wide::zeros();
+    for (int j = begin; j < end; j += kLanes) {
+        if (j >= low && j + kLanes <= length) {
+            store(p + j, mul(Wide::floats(p + j), Wide::floats(value_scales + j)));
+        } else {
+            for (int i = j; i < j + kLanes; ++i)
+                p[i] = i >= low && i < length ? p[i] * value_scales[i] : 0.0f;
+        }
+        const auto w = Wide::floats(p + j);
+        largest = max(w, largest);
+        broken = fma(w, Wide::zeros(), broken);
+    }
+    float lanes[kLanes], nan_or_zero = 0.0f;
+    store(lanes, broken);
+    for (int i = 0; i < kLanes; ++i) nan_or_zero += lanes[i];
+    const float step = max_lanes(largest) / 32767.0f;
+    const bool usable = nan_or_zero == 0.0f && step >= kSmallestNormal;
+    const auto inverse = wide_splat(usable ? 1.0f / step : 0.0f);
+    for (int j = from; j < begin; ++j) codes[j] = 0;
+    for (int j = begin; j < end; j += kLanes)
+        if (usable)
+            store_narrow(codes + j, round_to_int(mul(Wide::floats(p + j), inverse)));
+        else
+            for (int i = j; i < j + kLanes; ++i) codes[i] = 0;
+    for (int j = end; j < to; ++j) codes[j] = 0;
+    return (usable ? step : 0.0f) + nan_or_zero;
+}
+
+// The scales of a run's keys, or values, to scales[position].
+inline void gather_scales(const RunView& run, bool values, float* scales) {
+    const int bs = run.kv.block_size;
+    const int64_t codes = static_cast<int64_t>(bs) * run.kv.head_dim;
+    for (int b = run.first_block(); b < run.first_block() + run.num_blocks(); ++b)
+        __builtin_memcpy(scales + b * bs, (values ? run.values(b) : run.keys(b)) + codes, sizeof(float) * bs);
+}
+
+// One register's lanes of stored numbers.
+template <class Lanes>
+inline void widen(const Half* from, float* to) {
+    store(to, Lanes::halves(from));
+}
+template <class Lanes>
+inline void widen(const int8_t* from, int16_t* to) {
+    store(to, Lanes::pairs(from));
+}
+
+// Keys of positions [from, from + tokens) to slice [step of dims][width][kStep]. A slice lies in whole blocks
+// or inside one.
+template <class Terms, class Lanes>
+inline void widen_keys(const RunView& run, int from, int tokens, int width, typename Terms::Widened* slice,
+                       Fetch& fetch) {
+    constexpr int kStep = Terms::kStep;
+    const int bs = run.kv.block_size, steps = run.kv.head_dim / kStep;
+    for (int at = 0; at < tokens; at += bs) {
+        const int beside = tokens - at < bs ? tokens - at : bs;
+        const auto* k =
+            reinterpret_cast<const typename Terms::Stored*>(run.keys((from + at) / bs)) + from % bs * kStep;
+        for (int d = 0; d < steps; ++d) {
+            fetch.consumed(beside * kStep * static_cast<int>(sizeof(*k)));
+            for (int j = 0; j < beside; j += Lanes::kColumns)
+                widen<Lanes>(k + (d * bs + j) * kStep, slice + (d * width + at + j) * kStep);
+        }
+    }
+}
+
+// Values of positions [from, from + tokens), rounded to whole steps, to slice [step of
+// positions][head_dim][kStep].
+template <class Terms>
+inline void widen_values(const RunView& run, int from, int tokens, typename Terms::Widened* slice,
+                         Fetch& fetch) {
+    const int bs = run.kv.block_size, hd = run.kv.head_dim;
+    tokens = (tokens + Terms::kStep - 1) / Terms::kStep * Terms::kStep;
+    for (int at = 0; at < tokens;) {
+        const int in_block = (from + at) % bs,
+                  rows = tokens - at < bs - in_block ? tokens - at : bs - in_block;
+        const auto* v =
+            reinterpret_cast<const typename Terms::Stored*>(run.values((from + at) / bs)) + in_block * hd;
+        for (int j = 0; j < rows * hd; j += Wide::kColumns * Terms::kStep) {
+            fetch.consumed(Wide::kColumns * Terms::kStep * static_cast<int>(sizeof(*v)));
+            widen<Wide>(v + j, slice + at * hd + j);
+        }
+        at += rows;
+    }
+}
+
+// Scores of the active vectors over what any of them sees: more positions than that get scores that mean
+// nothing.
+template <class Terms>
+inline void score_run(const RunView& run, const Active& active, const typename Terms::Factor* const* q,
+                      bool widened, AttentionScratch& scratch, Fetch& fetch) {
+    using Stored = typename Terms::Stored;
+    constexpr int kLanes = Wide::kColumns, kStep = Terms::kStep;
+    const int bs = run.kv.block_size, hd = run.kv.head_dim;
+    const auto vectors_to = [](int position) { return (position + kLanes - 1) / kLanes; };
+    if (widened) {
+        using Widened = typename Terms::Widened;
+        Widened* slice = static_cast<Widened*>(scratch.slice);
+        const int width = slice_tokens<Widened>(hd);
+        for (int from = run.first / width * width; from < run.last; from += width) {
+            const int end = run.last - from < width ? run.last : from + width;
+            // What lies before the first position seen may be anybody's.
+            const int begin = from < run.first ? run.first / bs * bs : from;
+            const int at = begin > from ? begin - from : 0;
+            if (bs >= kLanes)
+                widen_keys<Terms, Wide>(run, from + at, end - from - at, width, slice + at * kStep, fetch);
+            else
+                widen_keys<Terms, Lanes8>(run, from + at, end - from - at, width, slice + at * kStep, fetch);
+            NoFetch none;
+            in_query_tiles(active.first, active.last, [&](int i, int count) __attribute__((always_inline)) {
+                // Rows grow longer and their windows move on.
+                const int low = active.low[i] > from ? active.low[i] - from : 0;
+                const int length =
+                    (active.length[i + count - 1] < end ? active.length[i + count - 1] : end) - from;
+                if (low >= length) return;
+                score_vectors<Terms, Widened>(
+                    count, q + i, low / kLanes, vectors_to(length), static_cast<int64_t>(width) * kStep, hd,
+                    scratch.scores + i * kRunTokens + from,
+                    [&](int n) { return OneBlock<Widened>{slice + n * kLanes * kStep}; }, none);
+            });
+        }
+        return;
+    }
+    in_query_tiles(active.first, active.last, [&](int i, int count) __attribute__((always_inline)) {
+        const int first = active.low[i] / kLanes, last = vectors_to(active.length[i + count - 1]);
+        float* scores = scratch.scores + i * kRunTokens;
+        const int64_t stride = static_cast<int64_t>(bs) * kStep;
+#if defined(OCTAVO_SIXTEEN_LANES)
+        if (bs < kLanes) {
+            const int low = run.first_block(), high = low + run.num_blocks() - 1;
+            const auto keys = [&](int block) {
+                const int there = block < low ? low : block > high ? high : block;
+                return reinterpret_cast<const Stored*>(run.keys(there));
+            };
+            score_vectors<Terms, Stored>(
+                count, q + i, first, last, stride, hd, scores,
+                [&](int n) { return TwoBlocks<Stored>{keys(2 * n), keys(2 * n + 1)}; }, fetch);
+            return;
+        }
+#endif
+        const int per_block = bs / kLanes;
+        score_vectors<Terms, Stored>(
+            count, q + i, first, last, stride, hd, scores,
+            [&](int n) {
+                return OneBlock<Stored>{reinterpret_cast<const Stored*>(run.keys(n / per_block)) +
+                                        n % per_block * kLanes * kStep};
+            },
+            fetch);
+    });
+}
+
+// o [vector][head_dim] = weights times values. Floats beyond a row's own positions are never multiplied (0 x
+// NaN is NaN): where rows of a tile see different positions, those that all see are computed together, and
+// the others for each row alone, in order. Codes beyond them have weights of 0.
+template <class Terms>
+inline void value_run(const RunView& run, const Active& active, const typename Terms::Factor* weights,
+                      bool widened, AttentionScratch& scratch, typename Terms::Total* o, Fetch& fetch) {
+    constexpr bool kExact = Terms::kStep == 2;
+    const int bs = run.kv.block_size, hd = run.kv.head_dim;
+    // Positions [from, to) that lie at locate(position / block).
+    const auto add_values = [&](auto locate, int block, int from, int to,
+                                auto& fetcher) __attribute__((always_inline)) {
+        in_query_tiles(active.first, active.last, [&](int first, int count) __attribute__((always_inline)) {
+            const auto* w = weights + first * kRunTokens;
+            auto* sums = o + first * hd;
+            const auto within = [&](int position) {
+                return position < from ? from : position > to ? to : position;
+            };
+            const int last = first + count - 1;
+            if constexpr (kExact) {
+                value_vectors<Terms>(count, w, locate, block, within(active.low[first]) / 2 * 2,
+                                     within(active.length[last]), hd, sums, fetcher);
+                return;
+            }
+            const int low = within(active.low[last]), high = within(active.length[first]);
+            const bool together = low < high;
+            const auto alone = [&](bool before) {
+                for (int i = 0; i < count; ++i) {
+                    const int begin = within(active.low[first + i]), end = within(active.length[first + i]);
+                    const int stop = before && together ? low : end, start = before ? begin : high;
+                    if (start < stop)
+                        value_vectors<Terms>(1, w + i * kRunTokens, locate, block, start, stop, hd,
+                                             sums + i * hd, fetcher);
+                }
+            };
+            alone(true);
+            if (!together) return;
+            value_vectors<Terms>(count, w, locate, block, low, high, hd, sums, fetcher);
+            alone(false);
+        });
+    };
+    if (widened) {
+        using Widened = typename Terms::Widened;
+        Widened* slice = static_cast<Widened*>(scratch.slice);
+        const int width = slice_tokens<Widened>(hd);
+        for (int from = run.first / width * width; from < run.last; from += width) {
+            const int end = run.last - from < width ? run.last : from + width;
+            const int begin = from < run.first ? run.first / bs * bs : from;
+            const int at = begin > from ? begin - from : 0;
+            widen_values<Terms>(run, from + at, end - from - at, slice + at * hd, fetch);
+            NoFetch none;
+            add_values([&](int) { return slice; }, width, from, end, none);
+        }
+        return;
+    }
+    add_values([&](int block) { return reinterpret_cast<const typename Terms::Stored*>(run.values(block)); },
+               bs, run.first, run.last, fetch);
+}
+
+inline void copy_row(const float* from, int head_dim, float* to) {
+    for (int d = 0; d < head_dim; d += Wide::kColumns) store(to + d, Wide::floats(from + d));
 }
 
 // (m, l, o) <- (m, l, o) then (m2, l2, o2).
@@ -220,139 +373,134 @@ inline void fold_state(float* m, float* l, float* o, float m2, float l2, const f
     const float top = *m > m2 ? *m : m2;
     float v[8] = {*m - top, m2 - top};
     store(v, exp_f32(load(v)));
-    const F32x8 a = broadcast(v[0]);
-    const F32x8 b = broadcast(v[1]);
+    const auto a = wide_splat(v[0]), b = wide_splat(v[1]);
     *l = __builtin_fmaf(l2, v[1], *l * v[0]);
     *m = top;
-    for (int d = 0; d < head_dim; d += 8) store(o + d, fma(load(o2 + d), b, mul(load(o + d), a)));
+    for (int d = 0; d < head_dim; d += Wide::kColumns)
+        store(o + d, fma(Wide::floats(o2 + d), b, mul(Wide::floats(o + d), a)));
 }
 
 inline void finish_row(float l, const float* o, int head_dim, float* out) {
-    const F32x8 divisor = broadcast(l);
-    for (int d = 0; d < head_dim; d += 8) store(out + d, div(load(o + d), divisor));
+    const auto divisor = wide_splat(l);
+    for (int d = 0; d < head_dim; d += Wide::kColumns) store(out + d, div(Wide::floats(o + d), divisor));
 }
 
-constexpr int kVectorsAtOnce = 6;
-// From this many query vectors on, widening K and V once for all of them is cheaper than in registers each
-// time.
+// From this many query vectors on, widening a slice of K or V once for all of them is cheaper than in
+// registers for each tile.
 constexpr int kWidenFrom = 13;
+// The first keys of a task that nobody fetched: so many lines at once.
+constexpr int kFirstLines = 32;
 
-void attention(const AttentionTask& t) {
-    const PagedKV& kv = t.kv;
-    const int hd = kv.head_dim;
-    const int bs = kv.block_size;
-    const int vectors = t.num_rows * t.group;
-    const int64_t head_bytes = static_cast<int64_t>(hd) * bs * 2;
+// The run that a thread reads after `run` of t: the next of t, else the first of t.next.
+inline void fetch_keys_after(const AttentionTask& t, int run, Fetch& fetch) {
+    const AttentionTask* task = &t;
+    if (++run == t.run_end) {
+        if ((task = t.next) == nullptr) return;
+        run = task->run_begin;
+    }
+    int low, length, ignored;
+    seen_of_run(*task, task->rows[0], run, &low, &ignored);
+    seen_of_run(*task, task->rows[task->num_rows - 1], run, &ignored, &length);
+    if (low < length) RunView(task->kv, task->block_table, task->kv_head, run, low, length).fetch_keys(fetch);
+}
 
-    float* scores = t.scratch;                              // [48][256]
-    float* run_o = scores + kMaxQueryVectors * kRunTokens;  // [48][head_dim]
-    float* total_o = run_o + kMaxQueryVectors * hd;         // [48][head_dim]
-    float* slice = total_o + kMaxQueryVectors * hd;         // [64][head_dim], or transposed
-    float total_m[kMaxQueryVectors], total_l[kMaxQueryVectors], run_l[kMaxQueryVectors],
-        run_m[kMaxQueryVectors];
-    const float* q[kMaxQueryVectors];
-    int lengths[kMaxQueryVectors];
-    for (int i = 0; i < vectors; ++i)
-        q[i] = t.q + static_cast<int64_t>(i / t.group) * t.q_stride + (i % t.group) * hd;
-
-    for (int run = t.run_begin; run < t.run_end; ++run) {
-        const int run_start = run * kRunTokens;
-        int first = vectors;  // rows grow longer, so the rows that reach this run are a suffix
-        for (int i = vectors - 1; i >= 0; --i) {
-            const int length = t.first_position + i / t.group + 1 - run_start;
-            lengths[i] = length < kRunTokens ? length : kRunTokens;
-            if (length > 0) first = i;
-        }
-        if (first == vectors) break;
-        const int active = vectors - first;
-        const int longest = lengths[vectors - 1];
-        const bool widen = active >= kWidenFrom;
-        const RunView view{&kv, t.block_table + run_start / bs, kv.layer_offset + t.kv_head * head_bytes,
-                           kv.layer_offset + (kv.num_kv_heads + t.kv_head) * head_bytes};
-
-        if (widen) {
-            for (int from = 0; from < longest; from += kSliceTokens) {
-                const int tokens = longest - from < kSliceTokens ? longest - from : kSliceTokens;
-                for (int b = 0; b * bs < tokens; ++b) {
-                    const Half* k = view.k(from / bs + b);
-                    for (int d = 0; d < hd; ++d)
-                        for (int j = 0; j < bs; j += 8)
-                            store(slice + d * kSliceTokens + b * bs + j, load(k + d * bs + j));
-                }
-                for (int i = first; i < vectors; i += kVectorsAtOnce) {
-                    const int count = vectors - i < kVectorsAtOnce ? vectors - i : kVectorsAtOnce;
-                    const int needed = lengths[i + count - 1] - from;
-                    if (needed <= 0) continue;
-                    score_group<float>(
-                        count, q + i, ((needed < tokens ? needed : tokens) + 7) / 8, kSliceTokens, hd,
-                        scores + i * kRunTokens + from, [&](int n) { return slice + 8 * n; }, NoFetch{});
-                }
-            }
+template <class Terms, bool kSoftCap>
+void attend(const AttentionTask& t) {
+    constexpr bool kCodes = Terms::kStep == 2;
+    const int hd = t.kv.head_dim, vectors = t.num_rows * t.group;
+    AttentionScratch scratch(t.scratch, hd);
+    float total_m[kMaxQueryVectors], total_l[kMaxQueryVectors], run_m[kMaxQueryVectors],
+        run_l[kMaxQueryVectors];
+    [[maybe_unused]] float query_scale[kMaxQueryVectors], weight_scale[kMaxQueryVectors];
+    bool begun[kMaxQueryVectors] = {};
+    const typename Terms::Factor* q[kMaxQueryVectors];
+    for (int i = 0; i < vectors; ++i) {
+        const float* query = t.rows[i / t.group].q + i % t.group * hd;
+        if constexpr (kCodes) {
+            query_scale[i] = head_codes(query, hd, scratch.queries + i * hd, 32767.0f);
+            q[i] = scratch.queries + i * hd;
         } else {
-            const int per_block = bs / 8;
-            for (int i = first; i < vectors; i += kVectorsAtOnce) {
-                const int count = vectors - i < kVectorsAtOnce ? vectors - i : kVectorsAtOnce;
-                const auto locate = [&](int n) { return view.k(n / per_block) + n % per_block * 8; };
-                const int needed = (lengths[i + count - 1] + 7) / 8;
-                float* to = scores + i * kRunTokens;
-                if (i == first)
-                    score_group<Half>(count, q + i, needed, bs, hd, to, locate,
-                                      FetchAhead{view, longest, hd, bs});
-                else  // the first group has fetched the run
-                    score_group<Half>(count, q + i, needed, bs, hd, to, locate, NoFetch{});
+            q[i] = query;
+        }
+    }
+
+    bool fetched = t.fetched;
+    Active active;
+    for (int run = t.run_begin; run < t.run_end; ++run) {
+        if (!active_vectors(t, run, active)) continue;
+        const RunView view(t.kv, t.block_table, t.kv_head, run, active.low[active.first],
+                           active.length[active.last - 1]);
+        const bool widened = active.last - active.first >= kWidenFrom;
+
+        Fetch during_keys;
+        if (!fetched) {
+            view.fetch_keys(during_keys);
+            for (int i = 0; i < kFirstLines; ++i) during_keys.next();
+        }
+        view.fetch_values(during_keys);
+        during_keys.spread_over(view.bytes());
+        score_run<Terms>(view, active, q, widened, scratch, during_keys);
+
+        if constexpr (kCodes) {
+            gather_scales(view, false, scratch.key_scales);
+            gather_scales(view, true, scratch.value_scales);
+        }
+        for (int i = active.first; i < active.last; ++i) {
+            float* s = scratch.scores + i * kRunTokens;
+            run_m[i] = softmax_run<kCodes, kSoftCap>(s, active.low[i], active.length[i], scratch.key_scales,
+                                                     kCodes ? query_scale[i] : 1.0f, t.soft_cap, &run_l[i]);
+            if constexpr (kCodes) {
+                weight_scale[i] =
+                    weight_codes(s, scratch.value_scales, active.low[i], active.length[i], view.first / 2 * 2,
+                                 (view.last + 1) / 2 * 2, scratch.weights + i * kRunTokens);
+                for (int d = 0; d < hd; d += Wide::kColumns)
+                    store(scratch.sums + i * hd + d, Wide::int_zeros());
+            } else {
+                for (int d = 0; d < hd; d += Wide::kColumns) store(scratch.run_o + i * hd + d, Wide::zeros());
             }
         }
 
-        for (int i = first; i < vectors; ++i) {
-            run_m[i] = softmax_run(scores + i * kRunTokens, lengths[i], &run_l[i]);
-            for (int d = 0; d < hd; d += 8) store(run_o + i * hd + d, zero_f32());
+        Fetch during_values;
+        fetch_keys_after(t, run, during_values);
+        during_values.spread_over(view.bytes());
+        if constexpr (kCodes) {
+            value_run<Terms>(view, active, scratch.weights, widened, scratch, scratch.sums, during_values);
+            for (int i = active.first; i < active.last; ++i)
+                for (int d = 0; d < hd; d += Wide::kColumns)
+                    store(scratch.run_o + i * hd + d,
+                          mul(to_float(Wide::ints(scratch.sums + i * hd + d)), wide_splat(weight_scale[i])));
+        } else {
+            value_run<Terms>(view, active, scratch.scores, widened, scratch, scratch.run_o, during_values);
         }
+        fetched = true;
 
-        const int step = widen ? kSliceTokens : bs;
-        for (int from = 0; from < longest; from += step) {
-            const int tokens = longest - from < step ? longest - from : step;
-            if (widen) {
-                for (int b = 0; b * bs < tokens; ++b) {
-                    const Half* v = view.v(from / bs + b);
-                    const int rows = tokens - b * bs < bs ? tokens - b * bs : bs;
-                    for (int j = 0; j < rows * hd; j += 8) store(slice + b * bs * hd + j, load(v + j));
-                }
-            }
-            for (int i = first; i < vectors; i += kVectorsAtOnce) {
-                const int count = vectors - i < kVectorsAtOnce ? vectors - i : kVectorsAtOnce;
-                const float* p = scores + i * kRunTokens + from;
-                if (widen)
-                    value_ragged<float>(count, p, lengths + i, from, slice, hd, tokens, run_o + i * hd);
-                else
-                    value_ragged<Half>(count, p, lengths + i, from, view.v(from / bs), hd, tokens,
-                                       run_o + i * hd);
-            }
-        }
-
-        if (t.states != nullptr) {
-            float* state = t.states + static_cast<int64_t>(run - t.run_begin) * t.group * (2 + hd);
-            for (int i = 0; i < t.group; ++i, state += 2 + hd) {
+        for (int i = active.first; i < active.last; ++i) {
+            const float* o = scratch.run_o + i * hd;
+            float* total = scratch.total_o + i * hd;
+            if (float* state = t.rows[i / t.group].state; state != nullptr) {
+                state += i % t.group * (2 + hd);
                 state[0] = run_m[i];
                 state[1] = run_l[i];
-                for (int d = 0; d < hd; d += 8) store(state + 2 + d, load(run_o + i * hd + d));
-            }
-            continue;
-        }
-        for (int i = first; i < vectors; ++i) {
-            if (run == 0) {
+                copy_row(o, hd, state + 2);
+            } else if (!begun[i]) {
+                begun[i] = true;
                 total_m[i] = run_m[i];
                 total_l[i] = run_l[i];
-                for (int d = 0; d < hd; d += 8) store(total_o + i * hd + d, load(run_o + i * hd + d));
+                copy_row(o, hd, total);
             } else {
-                fold_state(&total_m[i], &total_l[i], total_o + i * hd, run_m[i], run_l[i], run_o + i * hd,
-                           hd);
+                fold_state(&total_m[i], &total_l[i], total, run_m[i], run_l[i], o, hd);
             }
         }
     }
-    if (t.states != nullptr) return;
     for (int i = 0; i < vectors; ++i)
-        finish_row(total_l[i], total_o + i * hd, hd,
-                   t.out + static_cast<int64_t>(i / t.group) * t.out_stride + (i % t.group) * hd);
+        if (begun[i])
+            finish_row(total_l[i], scratch.total_o + i * hd, hd, t.rows[i / t.group].out + i % t.group * hd);
+}
+
+void attention(const AttentionTask& t) {
+    if (t.kv.type == KVType::kQ8)
+        return t.soft_cap > 0.0f ? attend<PairTerms, true>(t) : attend<PairTerms, false>(t);
+    return t.soft_cap > 0.0f ? attend<FloatTerms, true>(t) : attend<FloatTerms, false>(t);
 }
 
 void fold_states(const float* states, int runs, int group, int head_dim, float* out) {
@@ -361,7 +509,7 @@ void fold_states(const float* states, int runs, int group, int head_dim, float* 
         const float* state = states + i * (2 + head_dim);
         float m = state[0], l = state[1];
         float* o = out + i * head_dim;
-        for (int d = 0; d < head_dim; d += 8) store(o + d, load(state + 2 + d));
+        copy_row(state + 2, head_dim, o);
         for (int run = 1; run < runs; ++run) {
             state += stride;
             fold_state(&m, &l, o, state[0], state[1], state + 2, head_dim);

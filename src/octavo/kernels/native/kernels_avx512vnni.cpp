@@ -1,4 +1,5 @@
-// The kernels compiled for AVX-512 VL + VNNI: products of many rows 512 bits wide, everything else 256.
+// The kernels compiled for AVX-512 VL + VNNI: attention and products of many rows 512 bits wide, everything
+// else 256.
 #include <type_traits>
 
 #include "kernel_table.h"
@@ -23,6 +24,7 @@ constexpr char kName[] = "avx512vnni";
 #include "float_formats.h"
 #include "weight_layout.h"
 #include "simd_avx2.h"
+#include "simd_avx512.h"
 #include "products_vnni.h"
 #include "products_avx512.h"
 #include "kernels.h"

@@ -18,20 +18,6 @@ inline void write_columns(float* out, int count, bool accumulate, F32x8 value) {
     for (int c = 0; c < count; ++c) out[c] = accumulate ? out[c] + v[c] : v[c];
 }
 
-// A tile is as many columns as a register has lanes: eight on every path, and sixteen where that is faster.
-struct Lanes16;
-struct Lanes8 {
-    using Floats = F32x8;
-    using Ints = I32x8;
-    static constexpr int kColumns = 8;
-    static Floats zeros() { return zero_f32(); }
-    static Floats floats(const float* p) { return load(p); }
-    static Floats halves(const Half* p) { return load(p); }
-    static Ints bytes(const int8_t* p) { return load(p); }
-    static Floats splat(float x) { return broadcast(x); }
-    static Ints splat(int32_t x) { return broadcast(x); }
-};
-
 // A tile's sub-scales, and sub-minima, of half `half` of a group, from where its own begin.
 template <class Lanes, WeightType kType>
 inline typename Lanes::Ints sub_scales(const uint8_t* scales, int half) {

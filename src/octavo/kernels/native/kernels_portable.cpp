@@ -21,8 +21,4 @@ constexpr char kName[] = "portable";
 
 const KernelTable& portable_kernels() { return kTable; }
 
-int attention_scratch_floats(int head_dim) {
-    return kMaxQueryVectors * kRunTokens + 2 * kMaxQueryVectors * head_dim + kSliceTokens * head_dim;
-}
-
 }  // namespace octavo

@@ -5,23 +5,26 @@
 // lanes too, so that a position gets the same bytes wherever it stands. Range reduction by ln 2 in two parts,
 // then a degree-6 polynomial (Cephes expf's minimax coefficients). NaN stays NaN, which the order of the
 // operands of max and min decides: a score that is not a number must fail its request, not count as far away.
-inline F32x8 exp_f32(F32x8 x) {
-    const F32x8 floor = broadcast(-87.0f);
-    const F32x8 clamped = min(broadcast(88.0f), max(floor, x));
-    const I32x8 n = round_to_int(mul(clamped, broadcast(1.44269504f)));
-    const F32x8 nf = to_float(n);
-    F32x8 r = fma(nf, broadcast(-0.693359375f), clamped);
-    r = fma(nf, broadcast(2.12194440e-4f), r);
-    F32x8 p = broadcast(1.9875691500e-4f);
-    p = fma(p, r, broadcast(1.3981999507e-3f));
-    p = fma(p, r, broadcast(8.3334519073e-3f));
-    p = fma(p, r, broadcast(4.1665795894e-2f));
-    p = fma(p, r, broadcast(1.6666665459e-1f));
-    p = fma(p, r, broadcast(5.0000001201e-1f));
+template <class Lanes>
+inline typename Lanes::Floats exp_of(typename Lanes::Floats x) {
+    const auto c = [](float value) { return Lanes::splat(value); };
+    const auto floor = c(-87.0f);
+    const auto clamped = min(c(88.0f), max(floor, x));
+    const auto n = round_to_int(mul(clamped, c(1.44269504f)));
+    const auto nf = to_float(n);
+    auto r = fma(nf, c(-0.693359375f), clamped);
+    r = fma(nf, c(2.12194440e-4f), r);
+    auto p = c(1.9875691500e-4f);
+    p = fma(p, r, c(1.3981999507e-3f));
+    p = fma(p, r, c(8.3334519073e-3f));
+    p = fma(p, r, c(4.1665795894e-2f));
+    p = fma(p, r, c(1.6666665459e-1f));
+    p = fma(p, r, c(5.0000001201e-1f));
     p = fma(p, mul(r, r), r);
-    p = add(p, broadcast(1.0f));
+    p = add(p, c(1.0f));
     return zero_where_below(mul(p, power_of_two(n)), x, floor);
 }
+inline F32x8 exp_f32(F32x8 x) { return exp_of<Lanes8>(x); }
 
 // One fixed tree, so that a sum does not depend on the path.
 inline float sum_lanes(F32x8 a) {
@@ -157,16 +160,45 @@ void rope_head(float* x, int head_dim, int rope_dim, const float* cos, const flo
 }
 
 // Where a KV head's keys, or values, of a block begin.
-inline Half* key_block(const PagedKV& kv, int64_t block, int kv_head) {
-    uint8_t* base = kv.arena + block * kv.extent_bytes + kv.layer_offset;
-    return reinterpret_cast<Half*>(base) + static_cast<int64_t>(kv_head) * kv.head_dim * kv.block_size;
+inline uint8_t* key_block(const PagedKV& kv, int64_t block, int kv_head) {
+    return kv.arena + block * kv.extent_bytes + kv.layer_offset +
+           kv_head * kv_head_bytes(kv.type, kv.head_dim, kv.block_size);
 }
-inline Half* value_block(const PagedKV& kv, int64_t block, int kv_head) {
+inline uint8_t* value_block(const PagedKV& kv, int64_t block, int kv_head) {
     return key_block(kv, block, kv.num_kv_heads + kv_head);
 }
+inline float* block_scales(const PagedKV& kv, uint8_t* codes) {
+    return reinterpret_cast<float*>(codes + static_cast<int64_t>(kv.head_dim) * kv.block_size);
+}
+
+// x [head_dim] -> nearest even codes; returns their scale.
+inline float head_codes(const float* x, int head_dim, int16_t* codes, float largest_code) {
+    F32x8 largest = zero_f32(), broken = zero_f32();
+    for (int d = 0; d < head_dim; d += 8) {
+        const F32x8 v = load(x + d);
+        largest = max(abs(v), largest);
+        broken = fma(v, zero_f32(), broken);
+    }
+    const float step = max_lanes(largest) / largest_code;
+    const bool finite = all_zero(broken), usable = finite && step >= kSmallestNormal;
+    const F32x8 inverse = broadcast(usable ? 1.0f / step : 0.0f);
+    for (int d = 0; d < head_dim; d += 8)
+        store_narrow(codes + d, usable ? round_to_int(mul(load(x + d), inverse)) : zero_i32());
+    return usable ? step : finite ? 0.0f : __builtin_nanf("");
+}
+
+constexpr int kMostHeadDim = 256;
 
 void store_key(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key) {
-    Half* out = key_block(kv, block, kv_head) + slot;
+    uint8_t* to = key_block(kv, block, kv_head);
+    if (kv.type == KVType::kQ8) {
+        int16_t codes[kMostHeadDim];
+        block_scales(kv, to)[slot] = head_codes(key, kv.head_dim, codes, 127.0f);
+        for (int d = 0; d < kv.head_dim; ++d)
+            to[(d / 2 * kv.block_size + slot) * 2 + d % 2] = static_cast<uint8_t>(codes[d]);
+        return;
+    }
+    Half* out = reinterpret_cast<Half*>(to) + slot;
     Half lanes[8];
     for (int d = 0; d < kv.head_dim; d += 8) {
         store(lanes, load(key + d));
@@ -175,7 +207,15 @@ void store_key(const PagedKV& kv, int64_t block, int slot, int kv_head, const fl
 }
 
 void store_value(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* value) {
-    Half* out = value_block(kv, block, kv_head) + static_cast<int64_t>(slot) * kv.head_dim;
+    uint8_t* to = value_block(kv, block, kv_head);
+    if (kv.type == KVType::kQ8) {
+        int16_t codes[kMostHeadDim];
+        block_scales(kv, to)[slot] = head_codes(value, kv.head_dim, codes, 127.0f);
+        uint8_t* out = to + slot / 2 * 2 * kv.head_dim + slot % 2;
+        for (int d = 0; d < kv.head_dim; ++d) out[2 * d] = static_cast<uint8_t>(codes[d]);
+        return;
+    }
+    Half* out = reinterpret_cast<Half*>(to) + static_cast<int64_t>(slot) * kv.head_dim;
     for (int d = 0; d < kv.head_dim; d += 8) store(out + d, load(value + d));
 }
 

@@ -79,6 +79,7 @@ inline void dot_table(const uint8_t* group, const int8_t* const (&rows)[kRows], 
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
+inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) { return {dot2(sum.v, a.v, b.v)}; }
 
 #include "products_pairs.h"
 

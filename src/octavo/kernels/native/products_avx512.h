@@ -1,42 +1,6 @@
 // Integer products with vpdpbusd, 512 bits wide: sixteen columns a register, for many rows. Codes are read
 // packed where they are plain 4 bits or 8, else unpacked. Included inside an anonymous namespace, after
-// products_vnni.h.
-
-struct F32x16 {
-    __m512 v;
-};
-struct I32x16 {
-    __m512i v;
-};
-
-inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-inline F32x16 mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
-inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-inline I32x16 mul(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
-inline I32x16 keep(I32x16 a, I32x16 mask) { return {_mm512_and_si512(a.v, mask.v)}; }
-inline I32x16 drop(I32x16 a, I32x16 mask) { return {_mm512_andnot_si512(mask.v, a.v)}; }
-inline I32x16 bits(I32x16 a, int from, int count) {
-    const __m512i shifted = _mm512_srl_epi32(a.v, _mm_cvtsi32_si128(from));
-    return {_mm512_and_si512(shifted, _mm512_set1_epi32((1 << count) - 1))};
-}
-inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
-
-struct Lanes16 {
-    using Floats = F32x16;
-    using Ints = I32x16;
-    static constexpr int kColumns = 16;
-    static Floats zeros() { return {_mm512_setzero_ps()}; }
-    static Floats floats(const float* p) { return {_mm512_loadu_ps(p)}; }
-    static Floats halves(const Half* p) {
-        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-    }
-    static Ints bytes(const int8_t* p) {
-        return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-    }
-    static Floats splat(float x) { return {_mm512_set1_ps(x)}; }
-    static Ints splat(int32_t x) { return {_mm512_set1_epi32(x)}; }
-};
+// simd_avx512.h and products_vnni.h.
 
 // The first `count` columns of a tile, which may be fewer than it has, or none, or more.
 inline void write_columns(float* out, int count, bool accumulate, F32x16 value) {

@@ -12,6 +12,7 @@ inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_ep
 inline __m256i dot4(__m256i sum, __m256i u8, __m256i s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
 inline __m256i dot2(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #endif
+inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) { return {dot2(sum.v, a.v, b.v)}; }
 
 constexpr RegisterTiles register_tiles(WeightType type) {
     const WeightLayout layout = weight_layout(type);

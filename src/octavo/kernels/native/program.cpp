@@ -196,7 +196,8 @@ int Program::codes_of(int in, const std::vector<std::shared_ptr<Matrix>>& matric
     return slot;
 }
 
-void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim) {
+void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim, int window,
+                        float soft_cap) {
     check_heads(num_heads, num_kv_heads, head_dim);
     if (widths_.at(qkv) != (num_heads + 2 * num_kv_heads) * head_dim ||
         widths_.at(out) != num_heads * head_dim)
@@ -205,12 +206,16 @@ void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int h
     if (num_layers_ > 0 &&
         (num_heads != num_heads_ || num_kv_heads != num_kv_heads_ || head_dim != head_dim_))
         refuse("layers of one group have equal heads");
+    if (!(soft_cap >= 0.0f && std::isfinite(soft_cap)))
+        refuse("scores cannot be capped at " + std::to_string(soft_cap));
     num_heads_ = num_heads;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
-    if (!attention_)
-        attention_ = std::make_unique<AttentionWork>(pool_->num_threads(), row_tile_, num_heads, num_kv_heads,
-                                                     head_dim);
+    size_t work = 0;
+    while (work < attention_.size() && attention_[work]->window() != window) ++work;
+    if (work == attention_.size())
+        attention_.push_back(std::make_unique<AttentionWork>(pool_->num_threads(), row_tile_, num_heads,
+                                                             num_kv_heads, head_dim, window));
     reads_rows(qkv);
     // The product that makes q, k and v takes them along, head by head, where its matrices hold whole heads.
     Operation* last = operations_.empty() ? nullptr : &operations_.back();
@@ -221,7 +226,7 @@ void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int h
         made->rope_layer = num_layers_;
     else
         operations_.push_back(RopeAndStore{qkv, num_layers_});
-    operations_.push_back(Attend{qkv, out, num_layers_, kNoCodes});
+    operations_.push_back(Attend{qkv, out, num_layers_, kNoCodes, work, soft_cap});
     ++num_layers_;
 }
 
@@ -271,29 +276,30 @@ void Program::rope(std::vector<double> inverse_frequencies, double magnitude) {
     rope_sin_.reset(new float[row_tile_ * inverse_frequencies_.size()]);
 }
 
-void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size) {
+void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size, KVType kv_type) {
     check_block_size(block_size);
-    const int64_t needed = int64_t{4} * num_layers_ * num_kv_heads_ * head_dim_ * block_size;
+    const int64_t needed = 2 * num_layers_ * num_kv_heads_ * kv_head_bytes(kv_type, head_dim_, block_size);
     if (extent_bytes < needed)
         refuse("extents of " + text(extent_bytes) + " bytes do not hold blocks of " + text(needed));
     arena_ = arena;
     extent_bytes_ = extent_bytes;
     num_blocks_ = num_blocks;
     block_size_ = block_size;
+    kv_type_ = kv_type;
 }
 
 int64_t Program::buffer_bytes() const {
     int64_t bytes = activations_[0].nbytes() + activations_[1].nbytes();
     for (int width : widths_) bytes += int64_t{4} * row_tile_ * width;
-    if (attention_) bytes += attention_->nbytes();
+    for (const auto& work : attention_) bytes += work->nbytes();
     if (head_) bytes += 4 * head_rows_ * (head_->out_features() + num_logit_blocks() + head_->in_features());
     bytes += static_cast<int64_t>(gated_scratch_.size() * gated_scratch_floats_ * sizeof(float));
     return bytes + int64_t{8} * row_tile_ * static_cast<int64_t>(inverse_frequencies_.size());
 }
 
 PagedKV Program::paged_kv(int layer) const {
-    const int64_t layer_bytes = int64_t{4} * num_kv_heads_ * head_dim_ * block_size_;
-    return {arena_, extent_bytes_, layer * layer_bytes, num_kv_heads_, head_dim_, block_size_};
+    const int64_t layer_bytes = 2 * num_kv_heads_ * kv_head_bytes(kv_type_, head_dim_, block_size_);
+    return {arena_, extent_bytes_, layer * layer_bytes, num_kv_heads_, head_dim_, block_size_, kv_type_};
 }
 
 void Program::validate(const Batch& batch) const {
@@ -358,7 +364,7 @@ void Program::prepare_tile(const Batch& batch, int64_t first_token, const std::v
         }
         chunk_begin = chunk_end;
     }
-    if (attention_) attention_->plan(tile.segments);
+    for (const auto& work : attention_) work->plan(tile.segments, block_size_, share_prefixes_);
 }
 
 int64_t Program::rows_at_once(int rows) const { return std::max(1, rows / (4 * pool_->num_threads())); }
@@ -419,8 +425,11 @@ void Program::run_operation(const Operation& operation) {
             activations_[0].quantize(kernels_, i, width, kv_head * slice, slice,
                                      row(op->out, i) + kv_head * slice, op->codes);
         };
-        attention_->run(kernels_, pool, paged_kv(op->layer), row(op->qkv, 0), widths_[op->qkv],
-                        row(op->out, 0), width, op->codes == kNoCodes ? AttentionWork::Then() : quantize);
+        AttentionWork& work = *attention_[op->work];
+        work.run(kernels_, pool, paged_kv(op->layer), op->soft_cap, row(op->qkv, 0), widths_[op->qkv],
+                 row(op->out, 0), width, op->codes == kNoCodes ? AttentionWork::Then() : quantize);
+        kv_rows_read_ += work.kv_rows_read();
+        kv_rows_attended_ += work.kv_rows_attended();
     } else if (const auto* op = std::get_if<GatedLinear>(&operation)) {
         run_gated_linear(*op);
     } else if (const auto* op = std::get_if<Logits>(&operation)) {

@@ -71,8 +71,10 @@ class Program {
     void linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int out, bool accumulate);
     // qkv holds q [num_heads], k [num_kv_heads], v [num_kv_heads] side by side. Rotates q and k in place,
     // scales q by 1 / sqrt(head_dim), stores k and v to the row's slot, then attends over the sequence's
-    // blocks into out. Layers are numbered in the order of recording.
-    void attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim);
+    // blocks into out. window: positions a row sees, its own included; 0: all. soft_cap: see AttentionTask.
+    // Layers are numbered in the order of recording.
+    void attention(int qkv, int out, int num_heads, int num_kv_heads, int head_dim, int window = 0,
+                   float soft_cap = 0.0f);
     // out = silu(in * gate) * (in * up), where gate and up have equal sizes.
     void gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up, int out);
     // Final norm and output head, for the rows that need logits; the last operation.
@@ -80,7 +82,15 @@ class Program {
     // cos and sin of position * inverse_frequencies[i], both times `magnitude` (1 except for YaRN).
     void rope(std::vector<double> inverse_frequencies, double magnitude);
 
-    void bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size);
+    void bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int block_size, KVType kv_type);
+    // Whether sequences with equal blocks are attended together where that saves work. The bytes are the
+    // same.
+    void set_shared_prefix_attention(bool share) { share_prefixes_ = share; }
+    bool shared_prefix_attention() const { return share_prefixes_; }
+    // Of all steps and layers: positions of one KV head that were read for attention, and that would have
+    // been if no sequences had been attended together.
+    int64_t kv_rows_read() const { return kv_rows_read_; }
+    int64_t kv_rows_attended() const { return kv_rows_attended_; }
     int64_t buffer_bytes() const;
     const char* instruction_set() const { return kernels_.name; }
 
@@ -118,6 +128,8 @@ class Program {
     };
     struct Attend {
         int qkv, out, layer, codes;
+        size_t work;  // of attention_, by window
+        float soft_cap;
     };
     struct GatedLinear {
         int in, out;
@@ -180,14 +192,17 @@ class Program {
     std::unique_ptr<float[]> head_input_, logits_, maxima_;  // maxima_: see block_maxima
     std::vector<double> inverse_frequencies_;
     double rope_magnitude_ = 1.0;
-    std::unique_ptr<float[]> rope_cos_, rope_sin_;  // [row_tile][rope_dim / 2]
-    std::unique_ptr<AttentionWork> attention_;
+    std::unique_ptr<float[]> rope_cos_, rope_sin_;           // [row_tile][rope_dim / 2]
+    std::vector<std::unique_ptr<AttentionWork>> attention_;  // one a window
     size_t gated_scratch_floats_ = 0;
     std::vector<std::unique_ptr<float[]>> gated_scratch_;  // a thread each
 
     uint8_t* arena_ = nullptr;
     int64_t extent_bytes_ = 0, num_blocks_ = 0;
     int block_size_ = 0;
+    KVType kv_type_ = KVType::kF16;
+    bool share_prefixes_ = true;
+    int64_t kv_rows_read_ = 0, kv_rows_attended_ = 0;
 
     // Of the step that is running.
     Tile tile_;

@@ -8,6 +8,11 @@ struct I32x8 {
     __m256i v;
 };
 
+// Eight lanes of two int16 each.
+struct I16x16 {
+    __m256i v;
+};
+
 constexpr int kAccumulators = 12;  // that 16 registers hold beside what is added to them
 
 inline F32x8 zero_f32() { return {_mm256_setzero_ps()}; }
@@ -53,11 +58,30 @@ inline I32x8 drop(I32x8 a, I32x8 mask) { return {_mm256_andnot_si256(mask.v, a.v
 inline I32x8 load(const int8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }
+inline I32x8 load(const int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+inline I16x16 load_pairs(const int16_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+}
+inline I16x16 load_pairs(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline I16x16 broadcast_pair(const int16_t* p) {
+    int32_t both;
+    __builtin_memcpy(&both, p, 4);
+    return {_mm256_set1_epi32(both)};
+}
+inline void store(int16_t* p, I16x16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 // Bits [from, from + count) of each lane.
 inline I32x8 bits(I32x8 a, int from, int count) {
     return {_mm256_and_si256(_mm256_srli_epi32(a.v, from), _mm256_set1_epi32((1 << count) - 1))};
 }
 inline void store(int32_t* p, I32x8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
+
+// Saturated to int16, in order.
+inline void store_narrow(int16_t* p, I32x8 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1)));
+}
 
 // The largest lane; where one is NaN, any.
 inline float max_lanes(F32x8 a) {

@@ -8,6 +8,11 @@ struct I32x8 {
     int32x4_t lo, hi;
 };
 
+// Eight lanes of two int16 each.
+struct I16x16 {
+    int16x8_t lo, hi;
+};
+
 constexpr int kAccumulators = 12;  // of eight lanes, that 32 registers hold beside what is added to them
 
 inline F32x8 zero_f32() { return {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)}; }
@@ -90,6 +95,28 @@ inline I32x8 load(const int8_t* p) {
     const int16x8_t wide = vmovl_s8(vld1_s8(p));
     return {vmovl_s16(vget_low_s16(wide)), vmovl_high_s16(wide)};
 }
+inline I32x8 load(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
+inline I16x16 load_pairs(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
+inline I16x16 load_pairs(const int8_t* p) {
+    const int8x16_t bytes = vld1q_s8(p);
+    return {vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes)};
+}
+inline I16x16 broadcast_pair(const int16_t* p) {
+    int32_t both;
+    __builtin_memcpy(&both, p, 4);
+    const int16x8_t pairs = vreinterpretq_s16_s32(vdupq_n_s32(both));
+    return {pairs, pairs};
+}
+inline void store(int16_t* p, I16x16 a) {
+    vst1q_s16(p, a.lo);
+    vst1q_s16(p + 8, a.hi);
+}
+inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) {
+    const auto products = [](int16x8_t x, int16x8_t y) {
+        return vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+    };
+    return {vaddq_s32(sum.lo, products(a.lo, b.lo)), vaddq_s32(sum.hi, products(a.hi, b.hi))};
+}
 // Bits [from, from + count) of each lane.
 inline I32x8 bits(I32x8 a, int from, int count) {
     const int32x4_t mask = vdupq_n_s32((1 << count) - 1), shift = vdupq_n_s32(-from);
@@ -99,6 +126,9 @@ inline void store(int32_t* p, I32x8 a) {
     vst1q_s32(p, a.lo);
     vst1q_s32(p + 4, a.hi);
 }
+
+// Saturated to int16, in order.
+inline void store_narrow(int16_t* p, I32x8 a) { vst1q_s16(p, vqmovn_high_s32(vqmovn_s32(a.lo), a.hi)); }
 
 // The largest lane; where one is NaN, any.
 inline float max_lanes(F32x8 a) { return vmaxvq_f32(vmaxq_f32(a.lo, a.hi)); }

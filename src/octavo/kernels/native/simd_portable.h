@@ -7,6 +7,11 @@ struct I32x8 {
     int32_t v[8];
 };
 
+// Eight lanes of two int16 each.
+struct I16x16 {
+    int16_t v[16];
+};
+
 constexpr int kAccumulators = 12;  // as the paths with registers for eight lanes
 
 #define OCTAVO_LANES(expression)                           \
@@ -120,6 +125,14 @@ inline I32x8 load(const int8_t* p) {
     I32x8 r;
     OCTAVO_LANES(p[i]);
 }
+inline I32x8 load(const int32_t* p) {
+    I32x8 r;
+    OCTAVO_LANES(p[i]);
+}
+inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) {
+    I32x8 r;
+    OCTAVO_LANES(sum.v[i] + a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1]);
+}
 // Bits [from, from + count) of each lane.
 inline I32x8 bits(I32x8 a, int from, int count) {
     I32x8 r;
@@ -135,6 +148,26 @@ inline F32x8 without_lane(F32x8 a, int lane) {
 }
 
 #undef OCTAVO_LANES
+
+template <class Code>
+inline I16x16 load_pairs(const Code* p) {
+    I16x16 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = p[i];
+    return r;
+}
+inline I16x16 broadcast_pair(const int16_t* p) {
+    I16x16 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = p[i % 2];
+    return r;
+}
+inline void store(int16_t* p, I16x16 a) {
+    for (int i = 0; i < 16; ++i) p[i] = a.v[i];
+}
+// Saturated to int16, in order.
+inline void store_narrow(int16_t* p, I32x8 a) {
+    for (int i = 0; i < 8; ++i)
+        p[i] = static_cast<int16_t>(a.v[i] > 32767 ? 32767 : a.v[i] < -32768 ? -32768 : a.v[i]);
+}
 
 // The largest lane; where one is NaN, any.
 inline float max_lanes(F32x8 a) {

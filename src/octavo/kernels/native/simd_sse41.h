@@ -9,6 +9,11 @@ struct I32x8 {
     __m128i lo, hi;
 };
 
+// Eight lanes of two int16 each.
+struct I16x16 {
+    __m128i lo, hi;
+};
+
 constexpr int kAccumulators = 6;  // of eight lanes, that 16 registers hold beside what is added to them
 
 inline F32x8 zero_f32() { return {_mm_setzero_ps(), _mm_setzero_ps()}; }
@@ -121,6 +126,30 @@ inline I32x8 load(const int8_t* p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return {_mm_cvtepi8_epi32(bytes), _mm_cvtepi8_epi32(_mm_srli_si128(bytes, 4))};
 }
+inline I32x8 load(const int32_t* p) {
+    return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4))};
+}
+inline I16x16 load_pairs(const int16_t* p) {
+    return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8))};
+}
+inline I16x16 load_pairs(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm_cvtepi8_epi16(bytes), _mm_cvtepi8_epi16(_mm_srli_si128(bytes, 8))};
+}
+inline I16x16 broadcast_pair(const int16_t* p) {
+    int32_t both;
+    __builtin_memcpy(&both, p, 4);
+    return {_mm_set1_epi32(both), _mm_set1_epi32(both)};
+}
+inline void store(int16_t* p, I16x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a.lo);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), a.hi);
+}
+inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) {
+    return add(sum, {_mm_madd_epi16(a.lo, b.lo), _mm_madd_epi16(a.hi, b.hi)});
+}
 // Bits [from, from + count) of each lane.
 inline I32x8 bits(I32x8 a, int from, int count) {
     const __m128i mask = _mm_set1_epi32((1 << count) - 1), shift = _mm_cvtsi32_si128(from);
@@ -129,6 +158,11 @@ inline I32x8 bits(I32x8 a, int from, int count) {
 inline void store(int32_t* p, I32x8 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a.lo);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 4), a.hi);
+}
+
+// Saturated to int16, in order.
+inline void store_narrow(int16_t* p, I32x8 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi32(a.lo, a.hi));
 }
 
 // The largest lane; where one is NaN, any.
