@@ -38,7 +38,13 @@ class PagedText:
     """
 
     def __init__(
-        self, model: Model, texts: Sequence[Sequence[int]], *, block_size: int = 16, order: int = 0
+        self,
+        model: Model,
+        texts: Sequence[Sequence[int]],
+        *,
+        block_size: int = 16,
+        dtype: str = "f16",
+        order: int = 0,
     ) -> None:
         self.model = model
         self.texts = texts
@@ -47,7 +53,7 @@ class PagedText:
         num_blocks = sum(counts) + 2
         ids = np.random.default_rng(order).permutation(num_blocks)
         self.tables = [table.tolist() for table in np.split(ids, np.cumsum(counts))[:-1]]
-        layout = model.kv_layout(block_size)
+        layout = model.kv_layout(block_size, dtype)
         self.arena = Arena(layout.extent_bytes, num_blocks)
         self.memory()[:] = 0xFF
         model.bind(layout, self.arena)

@@ -20,6 +20,7 @@ from kernels.paged_kv import same_bytes
 from kernels.paths import EVERY_ARITHMETIC, FUSED, paths_like
 from model.ragged import Floats, PagedText, Piece, ints
 from octavo.kernels import Sampler
+from octavo.kv.layout import KV_DTYPES
 from octavo.model.batch import RaggedBatch
 from octavo.model.errors import ModelFileError
 from octavo.model.model import ROW_TILE, Model
@@ -314,6 +315,23 @@ def test_memory_of_activations_does_not_depend_on_the_batch(load: Callable[..., 
     rows = alone(model, text)
     assert len(rows) == 1500
     assert model.buffer_bytes == before
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_decoded_token_attends_to_every_position_of_its_text_once(
+    load: Callable[..., Model], dtype: str
+) -> None:
+    """Counted in bytes of all layers and KV heads, from the last `bind` on."""
+    model = load()
+    paged = PagedText(model, [text_of(model, 41), text_of(model, 9, seed=1)], dtype=dtype)
+    assert (model.attention_kv_bytes_read, model.attention_kv_bytes_attended) == (0, 0)
+    paged.logits(Piece(0, 0, 40), Piece(1, 0, 8))
+    read, attended = model.attention_kv_bytes_read, model.attention_kv_bytes_attended
+    assert read > 0
+    paged.logits(Piece(0, 40, 1), Piece(1, 8, 1))
+    expected = (41 + 9) * model.kv_layout(dtype=dtype).bytes_per_token
+    assert model.attention_kv_bytes_read - read == expected
+    assert model.attention_kv_bytes_attended - attended == expected
 
 
 # --- Refused

@@ -13,15 +13,22 @@ from octavo.model.model import Model
 
 
 def paged_logits(
-    model: Model, token_ids: Sequence[int], *, chunk: int = 256, block_size: int = 16, seed: int = 0
+    model: Model,
+    token_ids: Sequence[int],
+    *,
+    chunk: int = 256,
+    block_size: int = 16,
+    dtype: str = "f16",
+    seed: int = 0,
 ) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
     """Feed one sequence in chunks, its blocks scattered over the arena.
 
+    dtype: of the keys and values, as in `KVLayout`.
     Yields: the position of the chunk's first token, and float32[chunk, vocabulary].
     """
     num_blocks = -(-len(token_ids) // block_size)
     blocks = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32)
-    layout = model.kv_layout(block_size)
+    layout = model.kv_layout(block_size, dtype)
     with Arena(layout.extent_bytes, num_blocks) as arena:
         model.bind(layout, arena)
         for start in range(0, len(token_ids), chunk):

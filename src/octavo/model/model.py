@@ -48,6 +48,8 @@ class Model:
         self.weight_bytes = store.used_bytes
         self._program: Program | None = program
         self._arena: Arena | None = None
+        self._kv_row_bytes = 0
+        self._kv_rows_at_bind = (0, 0)
 
     @classmethod
     def load(
@@ -90,13 +92,38 @@ class Model:
     def instruction_set(self) -> str:
         return self._loaded().instruction_set
 
-    def kv_layout(self, block_size: int = 16) -> KVLayout:
-        """How a block of this model's KV lies in memory."""
+    @property
+    def shared_prefix_attention(self) -> bool:
+        """Whether sequences of a step with equal first blocks have them read once for all. It changes no
+        byte of what is computed; may be set between steps."""
+        return self._loaded().shared_prefix_attention
+
+    @shared_prefix_attention.setter
+    def shared_prefix_attention(self, on: bool) -> None:
+        self._loaded().shared_prefix_attention = on
+
+    @property
+    def attention_kv_bytes_read(self) -> int:
+        """Keys and values that attention has read since `bind`, in bytes."""
+        return (self._loaded().kv_rows_read - self._kv_rows_at_bind[0]) * self._kv_row_bytes
+
+    @property
+    def attention_kv_bytes_attended(self) -> int:
+        """What it would have read if every sequence had read all of its own, in bytes since `bind`."""
+        return (self._loaded().kv_rows_attended - self._kv_rows_at_bind[1]) * self._kv_row_bytes
+
+    def kv_layout(self, block_size: int = 16, dtype: str = "f16") -> KVLayout:
+        """How a block of this model's KV lies in memory.
+
+        dtype: one of `octavo.kv.layout.KV_DTYPES`.
+        Raises: ValueError for a block size or a type that does not exist.
+        """
         return KVLayout(
             num_layers=self.config.num_layers,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             block_size=block_size,
+            dtype=dtype,
         )
 
     def bind(self, layout: KVLayout, arena: Arena) -> None:
@@ -104,8 +131,11 @@ class Model:
 
         Raises: ValueError for a block size the kernels do not have or an extent that is too small.
         """
-        self._loaded().bind(arena.address, arena.extent_bytes, arena.num_blocks, layout.block_size)
+        program = self._loaded()
+        program.bind(arena.address, arena.extent_bytes, arena.num_blocks, layout.block_size, layout.dtype)
         self._arena = arena  # its memory must outlive every step
+        self._kv_row_bytes = layout.row_bytes
+        self._kv_rows_at_bind = (program.kv_rows_read, program.kv_rows_attended)
 
     def step(self, batch: RaggedBatch) -> list[Sampled | None]:
         """Compute every chunk and sample: one native call, the interpreter lock released.
