@@ -125,7 +125,7 @@ class LLM:
 
     model: a GGUF file, or a name known to `octavo pull`. threads: of the native kernels; None: what fits
     the machine.
-    engine_config: the fields of `EngineConfig`.
+    engine_config: the fields of `EngineConfig`, such as kv_cache_dtype="q8".
 
     Raises: ModelNotFound, ModelFileError, UnsupportedTokenizer for the file; MemoryRefused if weights
     or pool do not fit.

@@ -127,6 +127,9 @@ class FakeModel:
         )
         self.weight_bytes = 1 << 20
         self.buffer_bytes = 1 << 16
+        self.shared_prefix_attention = True
+        self.attention_kv_bytes_read = 0
+        self.attention_kv_bytes_attended = 0
         self.steps: list[StepRecord] = []
         self.before_step: Callable[[RaggedBatch], None] | None = None
         self.after_step: Callable[[RaggedBatch], None] | None = None
@@ -134,14 +137,15 @@ class FakeModel:
         self._permits: threading.Semaphore | None = None
         self._arrived = threading.Semaphore(0)
         self._stands = False
-        self._block_size = 16
+        self._layout = self.kv_layout()
         self._store = np.empty(0, dtype=np.uint64)
 
-    def kv_layout(self, block_size: int = 16) -> KVLayout:
-        return KVLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=block_size)
+    def kv_layout(self, block_size: int = 16, dtype: str = "f16") -> KVLayout:
+        return KVLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=block_size, dtype=dtype)
 
     def bind(self, layout: KVLayout, arena: Arena) -> None:
-        self._block_size = layout.block_size
+        self._layout = layout
+        self.attention_kv_bytes_read = self.attention_kv_bytes_attended = 0
         noise = np.random.default_rng(1)
         self._store = noise.integers(0, 1 << 63, arena.num_blocks * layout.block_size, dtype=np.uint64)
 
@@ -187,18 +191,22 @@ class FakeModel:
         assert batch.token_ids.dtype == batch.block_tables.dtype == np.int32
         sampled: list[FakeSampled | None] = []
         written: set[int] = set()
+        seen: list[npt.NDArray[np.int64]] = []
         offset = 0
         for row, sampler in enumerate(batch.samplers):
             start, length = int(batch.chunk_starts[row]), int(batch.chunk_lens[row])
             table = batch.block_tables[batch.block_table_offsets[row] : batch.block_table_offsets[row + 1]]
             token_ids = batch.token_ids[offset : offset + length].tolist()
             offset += length
-            total = self._write(table, start, token_ids, written)
+            slots = self._slots(table, start + length)
+            seen.append(slots)
+            total = self._write(slots, start, token_ids, written)
             token_id = _mix(total) % VOCAB_SIZE
             if self.tokens is not None:
                 token_id = self.tokens(row, token_id)
             sampled.append(FakeSampled(token_id) if sampler is not None else None)
         assert offset == len(batch.token_ids)
+        self._count_reads(np.concatenate(seen))
         if self.after_step is not None:
             self.after_step(batch)
         self.steps.append(
@@ -209,13 +217,22 @@ class FakeModel:
         )
         return cast("list[Sampled | None]", sampled)
 
+    def _slots(self, table: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int64]:
+        """Where the KV of each position lies."""
+        positions = np.arange(num_tokens)
+        size = self._layout.block_size
+        return table[positions // size].astype(np.int64) * size + positions % size
+
+    def _count_reads(self, slots: npt.NDArray[np.int64]) -> None:
+        """slots: all that the chunks of a step have seen; sharing reads one that several see once."""
+        read = len(np.unique(slots)) if self.shared_prefix_attention else len(slots)
+        self.attention_kv_bytes_read += read * self._layout.row_bytes
+        self.attention_kv_bytes_attended += len(slots) * self._layout.row_bytes
+
     def _write(
-        self, table: npt.NDArray[np.int32], start: int, token_ids: list[int], written: set[int]
+        self, slots: npt.NDArray[np.int64], start: int, token_ids: list[int], written: set[int]
     ) -> int:
         """Store a chunk and read the whole context back; what the reader makes of it."""
-        size = self._block_size
-        positions = np.arange(start + len(token_ids))
-        slots = table[positions // size].astype(np.int64) * size + positions % size
         total = _read(self._store[slots[:start]])
         for position, token_id in enumerate(token_ids, start):
             slot = int(slots[position])
@@ -241,7 +258,7 @@ def running_engine(
     eos: frozenset[int] = frozenset(),
     block_order: Sequence[int] | None = None,
     start: bool = True,
-    **config: int | float | bool | None,
+    **config: int | float | bool | str | None,
 ) -> Iterator[Engine]:
     """An engine over a fake model, closed at the end: a leaked block fails the test that leaked it."""
     config.setdefault("num_blocks_override", 256)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ import octavo
 from engine.reading import wait_until
 from octavo import LLM, SamplingParams
 from octavo.engine.request import RequestRefused
+from octavo.kv.layout import KV_DTYPES
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -145,6 +147,21 @@ def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
         return llm.generate("the", GREEDY)[0].outputs[0].text
 
     assert asyncio.run(cell()) == llm.generate("the", GREEDY)[0].outputs[0].text
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_it_takes_every_field_of_the_engine(tiny_model_path: Path, dtype: str) -> None:
+    given: dict[str, Any] = {
+        "num_blocks_override": 8,
+        "kv_cache_dtype": dtype,
+        "shared_prefix_attention": False,
+    }
+    with LLM(tiny_model_path, **given) as llm:
+        assert llm.engine.memory.kv_dtype == dtype
+        assert not llm.model.shared_prefix_attention
+        assert len(llm.generate("the", GREEDY)[0].outputs[0].token_ids) == 24
+    with pytest.raises(ValueError, match="kv_cache_dtype must be f16 or q8, not 'f32'"):
+        LLM(tiny_model_path, kv_cache_dtype="f32")
 
 
 def test_closing_twice_is_harmless_and_frees_the_model(tiny_model_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from engine.fake_model import FakeModel, FakeTokenizer
+from engine.fake_model import FakeModel, FakeTokenizer, running_engine
 from octavo.engine.engine import Engine, EngineConfig
 from octavo.engine.memory import DEFAULT_POOL_CAP, MemoryPlan, plan_memory
 from octavo.kv.arena import Arena
-from octavo.kv.layout import KVLayout
+from octavo.kv.layout import KV_DTYPES, KVLayout
 from octavo.model.available_memory import GIB, MIB, MemoryRefused
 
 SMOLLM2 = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64)
+SMOLLM2_Q8 = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype="q8")
 
 
 def plan(
+    layout: KVLayout = SMOLLM2,
     *,
     kv_cache_memory: int | None = None,
     num_blocks: int | None = None,
@@ -24,7 +26,7 @@ def plan(
     available: int = 16 * GIB,
 ) -> MemoryPlan:
     return plan_memory(
-        SMOLLM2,
+        layout,
         weight_bytes=98 * MIB,
         buffer_bytes=20 * MIB,
         model_context=model_context,
@@ -57,6 +59,15 @@ def test_the_padding_of_an_extent_is_charged_to_the_budget() -> None:
     assert (padded.block_bytes, padded.extent_bytes, padded.num_blocks) == (512, 4096, 10)
 
 
+def test_q8_holds_most_of_twice_the_tokens_in_the_same_memory_and_is_named() -> None:
+    f16, q8 = plan(kv_cache_memory=GIB), plan(SMOLLM2_Q8, kv_cache_memory=GIB)
+    assert q8.num_blocks == GIB // 200_704
+    assert 1.8 < q8.pool_tokens / f16.pool_tokens < 2
+    assert "23,040 bytes a token (f16) x 16 = 368,640 a block" in "\n".join(f16.describe())
+    kv = "12,240 bytes a token (q8) x 16 = 195,840 a block + 4,864 padding = 200,704"
+    assert kv in "\n".join(q8.describe())
+
+
 def test_the_longest_request_is_the_least_of_context_setting_and_pool() -> None:
     assert plan(kv_cache_memory=GIB).longest_request == 8192
     assert plan(kv_cache_memory=GIB, max_model_len=4096).longest_request == 4096
@@ -85,6 +96,8 @@ def test_asking_for_more_than_there_is_says_both_numbers() -> None:
 def test_less_than_one_block_is_refused() -> None:
     with pytest.raises(MemoryRefused, match=r"100,000 bytes is smaller than one block: 16 tokens .* 368,640"):
         plan(kv_cache_memory=100_000)
+    with pytest.raises(MemoryRefused, match=r"16 tokens x 12,240 bytes \(q8\), padded to 200,704"):
+        plan(SMOLLM2_Q8, kv_cache_memory=100_000)
     with pytest.raises(MemoryRefused):
         plan(available=20 * MIB + 1)
 
@@ -98,6 +111,24 @@ def test_an_engine_refuses_before_it_allocates(monkeypatch: pytest.MonkeyPatch) 
         Engine(FakeModel(), FakeTokenizer(), EngineConfig(kv_cache_memory=1 << 50))
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_engine_tells_the_model_what_it_was_told(dtype: str, shared: bool) -> None:
+    model = FakeModel()
+    bound: list[KVLayout] = []
+    bind = model.bind
+
+    def note_and_bind(layout: KVLayout, arena: Arena) -> None:
+        bound.append(layout)
+        assert arena.extent_bytes == layout.extent_bytes
+        bind(layout, arena)
+
+    model.bind = note_and_bind  # type: ignore[method-assign]
+    with running_engine(model, block_size=32, kv_cache_dtype=dtype, shared_prefix_attention=shared):
+        assert [(layout.block_size, layout.dtype) for layout in bound] == [(32, dtype)]
+        assert model.shared_prefix_attention is shared
+
+
 def test_a_longest_request_beyond_the_models_context_is_refused() -> None:
     with pytest.raises(ValueError, match=r"9,000 .* 8,192"):
         Engine(FakeModel(), FakeTokenizer(), EngineConfig(max_model_len=9000))
@@ -107,6 +138,7 @@ def test_a_longest_request_beyond_the_models_context_is_refused() -> None:
     ("field", "value"),
     [
         ("block_size", 12),
+        ("kv_cache_dtype", "q4"),
         ("max_model_len", 1),
         ("kv_cache_memory", 0),
         ("num_blocks_override", 0),
@@ -116,7 +148,7 @@ def test_a_longest_request_beyond_the_models_context_is_refused() -> None:
         ("stall_timeout", 0.0),
     ],
 )
-def test_an_impossible_setting_is_named(field: str, value: float) -> None:
-    said = rf"^{field} (must be .* not {value}|is {value} and must be at least .*)$"
+def test_an_impossible_setting_is_named(field: str, value: float | str) -> None:
+    said = rf"^{field} (must be .* not {value!r}|is {value} and must be at least .*)$"
     with pytest.raises(ValueError, match=said):
         EngineConfig(**{field: value})  # type: ignore[arg-type]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.kv.layout import KV_DTYPES
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -13,27 +15,34 @@ class EngineConfig:
     kv_cache_memory: bytes of the block pool; None: what fits the machine (`plan_memory`).
     num_blocks_override: blocks in the pool, whatever kv_cache_memory says.
     block_size: tokens a block; 8, 16 or 32.
+    kv_cache_dtype: how keys and values are stored, "f16" or "q8" (int8 codes and a scale, see `KVLayout`).
+    shared_prefix_attention: read the blocks that sequences of a step have in common once for all of them; the
+    answers are the same bytes either way.
     max_num_seqs: requests computed together. max_num_batched_tokens: tokens a step, at least max_num_seqs.
     stall_timeout: seconds without a completed step, while there is work, after which `Engine.healthy` says
     no.
     log_content: let the log quote exceptions, whose text may hold somebody's prompt.
 
-    Raises: ValueError naming the field and both numbers.
+    Raises: ValueError naming the field, what it is and what it may be.
     """
 
     max_model_len: int | None = None
     kv_cache_memory: int | None = None
     num_blocks_override: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "f16"
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     enable_prefix_caching: bool = True
+    shared_prefix_attention: bool = True
     stall_timeout: float = 60.0
     log_content: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32):
             raise ValueError(f"block_size must be 8, 16 or 32, not {self.block_size}")
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_DTYPES)}, not {self.kv_cache_dtype!r}")
         for name, least in (
             ("max_model_len", 2),
             ("kv_cache_memory", 1),

@@ -56,7 +56,10 @@ class PagedModel(BatchStepper, Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def buffer_bytes(self) -> int: ...
-    def kv_layout(self, block_size: int = 16) -> KVLayout: ...
+
+    shared_prefix_attention: bool
+
+    def kv_layout(self, block_size: int = 16, dtype: str = "f16") -> KVLayout: ...
     def bind(self, layout: KVLayout, arena: Arena) -> None: ...
 
 
@@ -90,7 +93,7 @@ class Engine:
             raise ValueError(
                 f"max_model_len {config.max_model_len:,} is more than the model's context, {context:,} tokens"
             )
-        layout = model.kv_layout(config.block_size)
+        layout = model.kv_layout(config.block_size, config.kv_cache_dtype)
         self.memory: MemoryPlan = plan_memory(
             layout,
             weight_bytes=model.weight_bytes,
@@ -142,6 +145,7 @@ class Engine:
         self._arena = Arena(layout.extent_bytes, self.memory.num_blocks)
         try:
             model.bind(layout, self._arena)
+            model.shared_prefix_attention = config.shared_prefix_attention
         except BaseException:
             self._arena.close()
             raise

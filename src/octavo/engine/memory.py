@@ -29,6 +29,7 @@ class MemoryPlan:
 
     weight_bytes: int
     buffer_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     block_size: int
     block_bytes: int
@@ -70,8 +71,8 @@ class MemoryPlan:
         return [
             f"weights          {format_bytes(self.weight_bytes)}",
             f"buffers          {format_bytes(self.buffer_bytes)}",
-            f"KV               {self.kv_bytes_per_token:,} bytes a token x {self.block_size} = "
-            f"{self.block_bytes:,} a block + {padding:,} padding = {self.extent_bytes:,}",
+            f"KV               {self.kv_bytes_per_token:,} bytes a token ({self.kv_dtype}) x "
+            f"{self.block_size} = {self.block_bytes:,} a block + {padding:,} padding = {self.extent_bytes:,}",
             f"pool             {self.num_blocks:,} blocks x {self.extent_bytes:,} = "
             f"{format_bytes(self.pool_bytes)}, {self.pool_tokens:,} tokens",
             f"longest request  {limit}",
@@ -121,13 +122,14 @@ def plan_memory(
     if budget < extent:
         raise MemoryRefused(
             f"a KV cache of {budget:,} bytes is smaller than one block: {block_size} tokens x "
-            f"{layout.bytes_per_token:,} bytes, padded to {extent:,}",
+            f"{layout.bytes_per_token:,} bytes ({layout.dtype}), padded to {extent:,}",
             needed=extent,
             available=budget,
         )
     return MemoryPlan(
         weight_bytes=weight_bytes,
         buffer_bytes=buffer_bytes,
+        kv_dtype=layout.dtype,
         kv_bytes_per_token=layout.bytes_per_token,
         block_size=block_size,
         block_bytes=layout.block_bytes,
