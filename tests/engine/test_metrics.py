@@ -91,6 +91,29 @@ def test_counters_and_histograms_after_a_known_load() -> None:
     assert numbers["octavo:engine_steps_total"] == len(engine.metrics.step_times.steps())
 
 
+def test_the_cache_says_how_it_is_made() -> None:
+    with running_engine(num_blocks_override=18, block_size=8, kv_cache_dtype="q8") as engine:
+        settings = "block_size=8 kv_cache_dtype=q8 num_blocks=18"
+        assert scrape(engine)[f"octavo:cache_config_info {settings}"] == 1
+
+
+@pytest.mark.parametrize(("dtype", "row_bytes"), [("f16", 2 * 2 * 16), ("q8", 2 * (16 + 4))])
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_bytes_that_attention_read_and_would_have_read(dtype: str, row_bytes: int, shared: bool) -> None:
+    """Two requests with 64 tokens in common and one of their own are computed together for three steps."""
+    common = list(range(64))
+    with running_engine(kv_cache_dtype=dtype, shared_prefix_attention=shared, start=False) as engine:
+        generations = [engine.submit([*common, 900 + i], params(3)) for i in range(2)]
+        assert scrape(engine)["octavo:attention_kv_bytes_attended_total"] == 0
+        engine.start()
+        read_all(generations)
+        numbers = scrape(engine)
+    attended = 2 * (65 + 66 + 67)
+    assert numbers["octavo:attention_kv_bytes_attended_total"] == attended * row_bytes
+    read_once = 3 * 64 if shared else 0
+    assert numbers["octavo:attention_kv_bytes_read_total"] == (attended - read_once) * row_bytes
+
+
 def test_a_histogram_counts_at_or_below_each_bound() -> None:
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 1.0, 7.0):

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from engine.reading import pause_at_every_border, read, read_all, read_async
 from octavo.engine.engine import Engine, EngineConfig
 from octavo.engine.sampling_params import SamplingParams
+from octavo.kv.layout import KV_DTYPES
 from octavo.model.model import Model
 from octavo.text.tokenizer import Tokenizer
 
@@ -78,11 +80,11 @@ def engine_on(
 
 
 @cache
-def solo(path: Path) -> list[list[int]]:
+def solo(path: Path, kv_cache_dtype: str = "f16") -> list[list[int]]:
     """Each request alone on a fresh engine."""
     answers = []
     for index, prompt in enumerate(prompts_for(path)):
-        with engine_on(path, num_blocks_override=64) as engine:
+        with engine_on(path, num_blocks_override=64, kv_cache_dtype=kv_cache_dtype) as engine:
             answers += read_all([engine.submit(prompt, asked(index))])
     return answers
 
@@ -188,6 +190,59 @@ def test_a_pause_at_every_block_border_changes_nothing(
         engine.start()
         assert read(generation)[0] == solo(tiny_model_path)[0]
         assert len(pauses) >= 2
+
+
+def test_q8_gives_the_same_bytes_together_alone_and_in_a_small_pool(path: Path) -> None:
+    expected = solo(path, "q8")
+    assert expected != solo(path), "eight bits changed nothing: were there any?"
+    longest = max(len(prompt) for prompt in prompts_for(path)) + NUM_TOKENS
+    for num_blocks in (128, -(-longest // 16) + 2):
+        with engine_on(path, num_blocks_override=num_blocks, kv_cache_dtype="q8") as engine:
+            assert together(engine, path) == expected
+    assert engine.num_preemptions > 0
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Six requests of 16 tokens with an equal beginning of `num_common` tokens, computed together: their
+    answers, and what attention read for them."""
+
+    num_common: int
+    answers: list[list[int]]
+    bytes_read: int
+    bytes_attended: int
+
+    @classmethod
+    def measured(cls, path: Path, **config: Any) -> Shared:
+        common = (prompts_for(path)[4] * 9)[:600]
+        with engine_on(path, num_blocks_override=256, start=False, **config) as engine:
+            generations = [engine.submit([*common, 5 + i], asked(i, 16)) for i in range(6)]
+            engine.start()
+            answers = read_all(generations)
+            read, attended = (
+                engine.metrics.attention_kv_bytes_read,
+                engine.metrics.attention_kv_bytes_attended,
+            )
+        return cls(len(common), answers, read, attended)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_reading_a_shared_beginning_once_changes_nothing_but_the_bytes_read(path: Path, dtype: str) -> None:
+    once = Shared.measured(path, kv_cache_dtype=dtype)
+    each = Shared.measured(path, kv_cache_dtype=dtype, shared_prefix_attention=False)
+    assert once.answers == each.answers
+    assert once.bytes_attended == each.bytes_attended == each.bytes_read
+    # Five of six need not read the beginning in 15 steps, but for what is no whole block or run of it.
+    bytes_per_token = loaded(path, 2).kv_layout(dtype=dtype).bytes_per_token
+    assert each.bytes_read - once.bytes_read > 0.5 * 15 * 5 * once.num_common * bytes_per_token
+
+
+def test_q8_reads_fewer_bytes_in_the_ratio_of_the_layouts(tiny_model_path: Path) -> None:
+    """The steps are the same, whatever the tokens: nothing ends before its limit."""
+    f16, q8 = (Shared.measured(tiny_model_path, kv_cache_dtype=dtype) for dtype in ("f16", "q8"))
+    model = loaded(tiny_model_path, 2)
+    f16_bytes, q8_bytes = (model.kv_layout(dtype=dtype).row_bytes for dtype in ("f16", "q8"))
+    assert f16.bytes_attended * q8_bytes == q8.bytes_attended * f16_bytes > 0
 
 
 def test_memory_grows_with_tokens_that_are_there_not_with_max_tokens(tiny_model_path: Path) -> None:

@@ -123,7 +123,11 @@ class Engine:
         )
         self.metrics = EngineMetrics()
         self.collector = EngineCollector(
-            self.metrics, self._scheduler, cache, model_name if model_name is not None else model.config.name
+            self.metrics,
+            self._scheduler,
+            cache,
+            model_name if model_name is not None else model.config.name,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         self._loop = StepLoop(
             model,

@@ -119,6 +119,8 @@ class EngineMetrics:
         self.step_gap = Histogram(OVERHEAD_BUCKETS)
         self.step_times = StepTimes()
         self.failed_steps = 0
+        self.attention_kv_bytes_read = 0
+        self.attention_kv_bytes_attended = 0
 
     def step(self, seconds: float, gap: float | None) -> None:
         """One native call took `seconds`; `gap` seconds of Python lay before it (None after a sleep)."""
@@ -141,11 +143,20 @@ class EngineCollector:
     them.
     """
 
-    def __init__(self, metrics: EngineMetrics, scheduler: Scheduler, cache: KVCache, model_name: str) -> None:
+    def __init__(
+        self,
+        metrics: EngineMetrics,
+        scheduler: Scheduler,
+        cache: KVCache,
+        model_name: str,
+        *,
+        kv_cache_dtype: str,
+    ) -> None:
         self._metrics = metrics
         self._scheduler = scheduler
         self._cache = cache
         self._model_name = model_name
+        self._kv_cache_dtype = kv_cache_dtype
 
     def collect(self) -> Iterator[Metric]:
         """One scrape. prometheus-client is imported here because start-up is counted and scrapes are not."""
@@ -178,6 +189,17 @@ class EngineCollector:
             gauge.add_metric(labels, value)
             yield gauge
 
+        settings = {
+            "block_size": str(cache.block_size),
+            "num_blocks": str(cache.num_blocks),
+            "kv_cache_dtype": self._kv_cache_dtype,
+        }
+        info = GaugeMetricFamily(
+            "octavo:cache_config_info", "How the KV cache is made", labels=["model_name", *settings]
+        )
+        info.add_metric([*labels, *settings.values()], 1)
+        yield info
+
         counters: list[tuple[str, str, float]] = [
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix index", cache.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found there", cache.prefix_hits),
@@ -190,6 +212,16 @@ class EngineCollector:
             ("generation_tokens", "Tokens generated", metrics.generation_tokens),
             ("engine_steps", "Native steps completed", metrics.step_times.num_steps),
             ("engine_failed_steps", "Steps that raised", metrics.failed_steps),
+            (
+                "attention_kv_bytes_read",
+                "Bytes of keys and values that attention read",
+                metrics.attention_kv_bytes_read,
+            ),
+            (
+                "attention_kv_bytes_attended",
+                "Bytes it would have read had each request read its own",
+                metrics.attention_kv_bytes_attended,
+            ),
         ]
         for name, text, value in counters:
             counter = CounterMetricFamily(f"octavo:{name}", text, labels=["model_name"])

@@ -47,9 +47,13 @@ class BlocksLeaked(AssertionError):
 
 
 class BatchStepper(Protocol):
-    """The one thing the loop asks of a model, once a step."""
+    """What the loop asks of a model, once a step."""
 
     def step(self, batch: RaggedBatch) -> list[Sampled | None]: ...
+    @property
+    def attention_kv_bytes_read(self) -> int: ...
+    @property
+    def attention_kv_bytes_attended(self) -> int: ...
 
 
 class StepLoop:
@@ -188,6 +192,8 @@ class StepLoop:
         self._scheduler.commit(plan)
         gap = entered_at - self._returned_at if self._returned_at is not None else None
         self._metrics.step(returned_at - entered_at, gap)
+        self._metrics.attention_kv_bytes_read = self._model.attention_kv_bytes_read
+        self._metrics.attention_kv_bytes_attended = self._model.attention_kv_bytes_attended
         self._returned_at = self.last_progress = returned_at
         try:
             self._take_tokens(plan, drawn, entered_at, returned_at)
