@@ -46,7 +46,7 @@ def test_it_prints_the_arithmetic_and_how_to_talk_to_it(tiny: ServerProcess) -> 
     for word in (
         "weights",
         "buffers",
-        "a token",
+        "a token (f16)",
         "pool",
         "longest request  256 tokens",
         "curl",
@@ -218,7 +218,9 @@ def test_a_number_of_threads_that_cannot_be_had_is_told_in_the_flag(tiny_model_p
         ("PORT", "web"),
         ("BLOCK_SIZE", "7"),
         ("KV_CACHE_MEMORY", "lots"),
+        ("KV_CACHE_DTYPE", "q4"),
         ("STRICT", "perhaps"),
+        ("SHARED_PREFIX_ATTENTION", "sometimes"),
         ("MAX_NUM_SEQS", "0"),
     ],
 )
@@ -251,6 +253,27 @@ def test_flags_come_from_the_environment_and_the_command_line_wins(tiny_model_pa
             assert answer.usage is not None
             assert answer.usage.prompt_tokens_details is not None
             assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (("--kv-cache-dtype", "q8", "--no-shared-prefix-attention"), {}),
+        ((), {"OCTAVO_KV_CACHE_DTYPE": "q8", "OCTAVO_SHARED_PREFIX_ATTENTION": "no"}),
+    ],
+    ids=["flags", "environment"],
+)
+def test_kv_as_q8_without_shared_reads(
+    tiny_model_path: Path, arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    small = ("--kv-cache-memory", "4MiB")
+    with ServerProcess(tiny_model_path, *small, *arguments, environment=environment) as server:
+        assert "a token (q8)" in "\n".join(server.output)
+        assert 'kv_cache_dtype="q8"' in httpx.get(f"{server.url}/metrics").text
+        body = {"prompt": [7] * 64, "max_tokens": 8, "n": 4, "ignore_eos": True}
+        assert len(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]) == 4
+        read = server.metric("attention_kv_bytes_read_total")
+        assert read == server.metric("attention_kv_bytes_attended_total") > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

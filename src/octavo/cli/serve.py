@@ -34,7 +34,13 @@ logger = logging.getLogger("octavo.serve")
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
-_ENGINE_FIELDS = ("max_model_len", "kv_cache_memory", "max_num_seqs", "max_num_batched_tokens")
+_ENGINE_FIELDS = (
+    "max_model_len",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 """Fields of `EngineConfig` that are flags here."""
 
 _WORDS = {
@@ -94,6 +100,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         f"available, at most {DEFAULT_POOL_CAP // GIB} GiB)",
     )
     flag(
+        "--kv-cache-dtype",
+        choices=("f16", "q8"),
+        default=defaults.kv_cache_dtype,
+        help="how tokens are stored there: q8 takes little more than half of the bytes, and answers may "
+        "differ from those of f16 (default: %(default)s)",
+    )
+    flag(
         "--block-size",
         type=int,
         choices=(8, 16, 32),
@@ -117,6 +130,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action=argparse.BooleanOptionalAction,
         default=defaults.enable_prefix_caching,
         help="compute the equal beginnings of prompts only once (default: yes)",
+    )
+    flag(
+        "--shared-prefix-attention",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.shared_prefix_attention,
+        help="read what requests have in common once a step; answers are the same bytes (default: yes)",
     )
     flag(
         "--instruction-set",
@@ -262,6 +281,7 @@ def _make_engine(args: argparse.Namespace, model: Model, tokenizer: Tokenizer, n
         config = EngineConfig(
             block_size=args.block_size,
             enable_prefix_caching=args.enable_prefix_caching,
+            shared_prefix_attention=args.shared_prefix_attention,
             log_content=args.log_content,
             **given,
         )
