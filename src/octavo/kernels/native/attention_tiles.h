@@ -6,60 +6,12 @@
 // codes, or codes widened before), which are exact. Which lanes a sum has, and how many tiles there are,
 // changes no bit of it.
 
-// Fetches pieces of memory a line at a time, in step with what a kernel consumes. Blocks of a sequence lie
-// far apart, so no hardware prefetcher helps from one to the next; and a burst would only queue up.
-class Fetch {
-  public:
-    Fetch() = default;
-
-    // Then `count` pieces of `bytes`, one a block. Room for two such lists.
-    void append(const PagedKV& kv, const int32_t* blocks, int count, const uint8_t* first, int64_t bytes) {
-        (lists_[0].left == 0 ? lists_[0] : lists_[1]) = {blocks, count, first, bytes, kv.extent_bytes};
-        bytes_ += count * bytes;
-    }
-    // As many bytes will be consumed: fetches more than one line for each line where it has more to fetch.
-    void spread_over(int64_t bytes) {
-        rate_ = bytes >= bytes_ ? 1 : bytes <= 0 ? 4 : static_cast<int>((bytes_ + bytes - 1) / bytes);
-        if (rate_ > 4) rate_ = 4;
-    }
-    void consumed(int bytes) {
-        for (owed_ += bytes * rate_; owed_ >= kLine; owed_ -= kLine) next();
-    }
-    void next() {
-        if (line_ >= end_) {
-            if (lists_[0].left == 0) {
-                lists_[0] = lists_[1];
-                lists_[1].left = 0;
-                if (lists_[0].left == 0) return;
-            }
-            List& list = lists_[0];
-            line_ = list.first + *list.blocks++ * list.stride;
-            end_ = line_ + list.bytes;
-            --list.left;
-        }
-        __builtin_prefetch(line_, 0, 2);
-        line_ += kLine;
-    }
-
-  private:
-    static constexpr int kLine = 64;
-    struct List {
-        const int32_t* blocks = nullptr;
-        int left = 0;
-        const uint8_t* first = nullptr;  // of block 0
-        int64_t bytes = 0, stride = 0;
-    };
-    List lists_[2];
-    const uint8_t* line_ = nullptr;
-    const uint8_t* end_ = nullptr;
-    int64_t bytes_ = 0;
-    int owed_ = 0, rate_ = 1;
-};
-
-// What was widened before lies in the first-level cache.
-struct NoFetch {
-    void consumed(int) {}
-};
+// Blocks of a sequence lie far apart, so no hardware prefetcher helps from one to the next. While the keys of
+// some positions are read, their values are fetched, and while values are read, the keys that this thread
+// reads next: half a run ahead, to the second-level cache, a line for each line that is read, one piece (a KV
+// head's keys, or values, in a block) after the other.
+constexpr int kLine = 64;
+inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct FloatTerms {
     using Stored = Half;
@@ -98,6 +50,7 @@ struct PairTerms {
 // Where one register of stored keys begins: in one block, or with 16 lanes and blocks of 8 in two.
 template <class Element>
 struct OneBlock {
+    static constexpr int kBlocks = 1;
     const Element* at;
     template <class Terms>
     typename Terms::Term load(int64_t offset) const {
@@ -107,6 +60,7 @@ struct OneBlock {
 #if defined(OCTAVO_SIXTEEN_LANES)
 template <class Element>
 struct TwoBlocks {
+    static constexpr int kBlocks = 2;
     const Element* low;
     const Element* high;
     template <class Terms>
@@ -119,8 +73,8 @@ struct TwoBlocks {
 };
 #endif
 
-constexpr int kMostVectors = 4;                               // registers beside each other
-constexpr int kMostQueries = Wide::kRegisters >= 24 ? 8 : 6;  // of one tile
+constexpr int kMostVectors = 4;  // registers beside each other
+constexpr int kMostQueries = 6;  // of one tile
 
 constexpr int vectors_beside(int queries) {
     const int fit = Wide::kRegisters / queries;
@@ -154,22 +108,39 @@ inline void in_query_tiles(int first, int last, Body&& body) {
     in_equal_pieces(first, last, last - first <= kMostQueries ? kMostQueries : 6, body);
 }
 
-// scores[i][lanes of vector p] for kQ query vectors and kN vectors of positions, dims in order.
-template <class Terms, int kQ, int kN, class Keys, class Fetcher>
+// scores[i][lanes of vector n] for kQ query vectors and kN vectors of positions, dims in order. kFetch:
+// meanwhile as many lines as are read, in equal shares from each of `ahead`.
+template <class Terms, int kQ, int kN, bool kFetch, class Keys>
 inline void score_tile(const typename Terms::Factor* const* q, const Keys (&keys)[kN], int64_t stride,
-                       int head_dim, int bytes, float* scores, Fetcher& fetch) {
+                       int head_dim, const uint8_t* const (&ahead)[kN * Keys::kBlocks], float* scores) {
+    constexpr int kDims = 2 * Terms::kStep, kParts = kN * Keys::kBlocks;  // kDims of a vector are a line
     typename Terms::Sum acc[kQ][kN];
     for (int i = 0; i < kQ; ++i)
         for (int n = 0; n < kN; ++n) acc[i][n] = Terms::zero();
     int64_t at = 0;
-    for (int d = 0; d < head_dim; d += Terms::kStep, at += stride) {
-        fetch.consumed(bytes);
+    const auto add_step = [&](int d) __attribute__((always_inline)) {
         typename Terms::Term term[kN];
         for (int n = 0; n < kN; ++n) term[n] = keys[n].template load<Terms>(at);
+        at += stride;
         for (int i = 0; i < kQ; ++i) {
             const auto factor = Terms::factor(q[i] + d);
             for (int n = 0; n < kN; ++n) acc[i][n] = Terms::add_product(acc[i][n], factor, term[n]);
         }
+    };
+    const uint8_t* line = ahead[0];
+    [[maybe_unused]] const int share = (head_dim / kDims + kParts - 1) / kParts;
+    [[maybe_unused]] int part = 0, left = share;
+    for (int d = 0; d < head_dim; d += kDims) {
+        if constexpr (kFetch) {
+            for (int n = 0; n < kN; ++n) fetch(line + n * kLine);
+            line += kN * kLine;
+            if (kParts > 1 && --left == 0 && part + 1 < kParts) {
+                left = share;
+                line = ahead[++part];
+            }
+        }
+        add_step(d);
+        add_step(d + Terms::kStep);
     }
     for (int i = 0; i < kQ; ++i)
         for (int n = 0; n < kN; ++n)
@@ -178,28 +149,34 @@ inline void score_tile(const typename Terms::Factor* const* q, const Keys (&keys
 
 // Scores of `count` query vectors over vectors [first, last) of a run's positions, to scores[i][position].
 // locate(n): where vector n's keys of dim 0 begin; `stride` elements on are those of the next step of dims.
-template <class Terms, class Element, class Locate, class Fetcher>
+// ahead(n, b): what to fetch meanwhile for block b of its Keys.
+template <class Terms, bool kFetch, class Locate, class Ahead>
 inline void score_vectors(int count, const typename Terms::Factor* const* q, int first, int last,
-                          int64_t stride, int head_dim, float* scores, Locate locate, Fetcher& fetch) {
+                          int64_t stride, int head_dim, float* scores, Locate locate, Ahead ahead) {
     with_count<kMostQueries>(count, [&]<int kQ>() __attribute__((always_inline)) {
         constexpr int kMost = vectors_beside(kQ);
         in_equal_pieces(first, last, kMost, [&](int at, int beside) __attribute__((always_inline)) {
             with_count<kMost>(beside, [&]<int kN>() __attribute__((always_inline)) {
-                decltype(locate(0)) keys[kN];
-                for (int n = 0; n < kN; ++n) keys[n] = locate(at + n);
-                constexpr int kBytes = kN * Wide::kColumns * Terms::kStep * static_cast<int>(sizeof(Element));
-                score_tile<Terms, kQ, kN>(q, keys, stride, head_dim, kBytes, scores + at * Wide::kColumns,
-                                          fetch);
+                using Keys = decltype(locate(0));
+                Keys keys[kN];
+                const uint8_t* lines[kN * Keys::kBlocks];
+                for (int n = 0; n < kN; ++n) {
+                    keys[n] = locate(at + n);
+                    for (int b = 0; b < Keys::kBlocks; ++b) lines[n * Keys::kBlocks + b] = ahead(at + n, b);
+                }
+                score_tile<Terms, kQ, kN, kFetch>(q, keys, stride, head_dim, lines,
+                                                  scores + at * Wide::kColumns);
             });
         });
     });
 }
 
 // o[i][kN registers of dims] += weight[i][j] * v[j][...] for positions j in [from, to), in order. locate(b):
-// where the values of positions b * block ... begin.
-template <class Terms, int kQ, int kN, class Locate, class Fetcher>
-inline void value_tile(const typename Terms::Factor* weights, Locate locate, int block, int from, int to,
-                       int head_dim, int dim, typename Terms::Total* o, Fetcher& fetch) {
+// the values of positions b * block ... kFetch: meanwhile as many lines as are read; ahead(position, dim,
+// bytes): those for a block's first position and first dim, of which each position reads so many bytes.
+template <class Terms, int kQ, int kN, bool kFetch, class Locate, class Ahead>
+inline void value_tile(const typename Terms::Factor* weights, Locate locate, Ahead ahead, int block, int from,
+                       int to, int head_dim, int dim, typename Terms::Total* o) {
     constexpr int kStep = Terms::kStep;
     typename Terms::Sum acc[kQ][kN];
     for (int i = 0; i < kQ; ++i)
@@ -208,8 +185,13 @@ inline void value_tile(const typename Terms::Factor* weights, Locate locate, int
         const int in_block = from % block;
         const int end = to - from < block - in_block ? to : from + block - in_block;
         const auto* v = locate(from / block) + (static_cast<int64_t>(in_block) * head_dim + dim * kStep);
+        constexpr int kBytes = kN * Wide::kColumns * kStep * static_cast<int>(sizeof(*v));  // of a step
+        [[maybe_unused]] const uint8_t* line = ahead(from, dim, kBytes / kStep);
         for (; from < end; from += kStep, v += head_dim * kStep) {
-            fetch.consumed(kN * Wide::kColumns * kStep * static_cast<int>(sizeof(*v)));
+            if constexpr (kFetch) {
+                for (int b = 0; b < kBytes; b += kLine) fetch(line + b);
+                line += kBytes;
+            }
             typename Terms::Term term[kN];
             for (int n = 0; n < kN; ++n) term[n] = Terms::load(v + n * Wide::kColumns * kStep);
             for (int i = 0; i < kQ; ++i) {
@@ -223,9 +205,9 @@ inline void value_tile(const typename Terms::Factor* weights, Locate locate, int
 }
 
 // o[i] += sum over positions [from, to) of weights[i][position] * v, for `count` query vectors.
-template <class Terms, class Locate, class Fetcher>
-inline void value_vectors(int count, const typename Terms::Factor* weights, Locate locate, int block,
-                          int from, int to, int head_dim, typename Terms::Total* o, Fetcher& fetch) {
+template <class Terms, bool kFetch, class Locate, class Ahead>
+inline void value_vectors(int count, const typename Terms::Factor* weights, Locate locate, Ahead ahead,
+                          int block, int from, int to, int head_dim, typename Terms::Total* o) {
     if (from >= to) return;
     with_count<kMostQueries>(count, [&]<int kQ>() __attribute__((always_inline)) {
         constexpr int kMost = vectors_beside(kQ);
@@ -233,8 +215,8 @@ inline void value_vectors(int count, const typename Terms::Factor* weights, Loca
                         [&](int at, int beside) __attribute__((always_inline)) {
                             with_count<kMost>(beside, [&]<int kN>() __attribute__((always_inline)) {
                                 const int dim = at * Wide::kColumns;
-                                value_tile<Terms, kQ, kN>(weights, locate, block, from, to, head_dim, dim,
-                                                          o + dim, fetch);
+                                value_tile<Terms, kQ, kN, kFetch>(weights, locate, ahead, block, from, to,
+                                                                  head_dim, dim, o + dim);
                             });
                         });
     });

@@ -59,8 +59,7 @@ constexpr int slice_tokens(int head_dim) {
 struct RunView {
     const PagedKV& kv;
     const int32_t* blocks;
-    int first, last;  // positions of the run that some row sees
-
+    int first, last;         // positions of the run that some row sees
     const uint8_t* keys0;    // of block 0
     const uint8_t* values0;  // of block 0
 
@@ -75,14 +74,29 @@ struct RunView {
     const uint8_t* keys(int block) const { return keys0 + blocks[block] * kv.extent_bytes; }
     const uint8_t* values(int block) const { return values0 + blocks[block] * kv.extent_bytes; }
     int first_block() const { return first / kv.block_size; }
-    int num_blocks() const { return (last - 1) / kv.block_size + 1 - first_block(); }
-    int64_t piece_bytes() const { return kv_head_bytes(kv.type, kv.head_dim, kv.block_size); }
-    int64_t bytes() const { return num_blocks() * piece_bytes(); }
-    void fetch_keys(Fetch& fetch) const {
-        fetch.append(kv, blocks + first_block(), num_blocks(), keys0, piece_bytes());
-    }
-    void fetch_values(Fetch& fetch) const {
-        fetch.append(kv, blocks + first_block(), num_blocks(), values0, piece_bytes());
+    int end_block() const { return (last - 1) / kv.block_size + 1; }
+};
+
+// What is read after a run's values: the keys of another, or nothing.
+struct Following {
+    const uint8_t* keys0 = nullptr;
+    const int32_t* blocks = nullptr;
+    int count = 0;
+    int64_t extent_bytes = 0;
+    int codes_bytes = 1;  // of a piece, without scales
+
+    Following() = default;
+    explicit Following(const RunView& run)
+        : keys0(run.keys0),
+          blocks(run.blocks + run.first_block()),
+          count(run.end_block() - run.first_block()),
+          extent_bytes(run.kv.extent_bytes),
+          codes_bytes(run.kv.block_size * run.kv.head_dim * (run.kv.type == KVType::kF16 ? 2 : 1)) {}
+    // Byte `at` of all pieces, one after the other; what is at hand where there are fewer.
+    const uint8_t* keys(int64_t at, const uint8_t* at_hand) const {
+        const int piece = static_cast<int>(at) / codes_bytes;
+        return piece < count ? keys0 + blocks[piece] * extent_bytes + (at - int64_t{piece} * codes_bytes)
+                             : at_hand;
     }
 };
 
@@ -115,19 +129,26 @@ inline bool active_vectors(const AttentionTask& t, int run, Active& active) {
     return active.first < active.last;
 }
 
-// Scores of one query vector -> weights in place, 0 outside [low, length) as far as registers reach; returns
-// the maximum, writes the sum. Scores of codes are multiplied by the scales of keys and query first.
-template <bool kScaled, bool kSoftCap>
-inline float softmax_run(float* s, int low, int length, const float* key_scales, float query_scale,
-                         float soft_cap, float* sum) {
+// What a run's softmax of one query vector leaves beside the weights.
+struct RunSums {
+    float max, sum;
+    float weight_scale;  // of the codes (kQ8)
+};
+
+// Scores of one query vector -> weights in place, 0 outside [low, length) as far as registers reach.
+// Codes: scores are first multiplied by the scales of keys and query, and weights then by those of values;
+// they become codes, 0 elsewhere in [from, to). What a row does not see may have any scale.
+template <bool kCodes, bool kSoftCap>
+inline RunSums softmax_run(float* s, int low, int length, const AttentionScratch& scratch, float query_scale,
+                           float soft_cap, int from, int to, int16_t* codes) {
     constexpr int kLanes = Wide::kColumns;
     const int begin = low / kLanes * kLanes, end = (length + kLanes - 1) / kLanes * kLanes;
-    if constexpr (kScaled || kSoftCap) {
+    if constexpr (kCodes || kSoftCap) {
         const auto by = wide_splat(query_scale), one = wide_splat(1.0f), two = wide_splat(2.0f);
         const auto cap = wide_splat(soft_cap), twice_inverse = wide_splat(kSoftCap ? 2.0f / soft_cap : 0.0f);
         for (int j = begin; j < end; j += kLanes) {
             auto x = Wide::floats(s + j);
-            if constexpr (kScaled) x = mul(mul(x, Wide::floats(key_scales + j)), by);
+            if constexpr (kCodes) x = mul(mul(x, Wide::floats(scratch.key_scales + j)), by);
             // tanh(y) = 1 - 2 / (1 + e^2y)
             if constexpr (kSoftCap)
                 x = mul(cap, sub(one, div(two, add(one, exp_of<Wide>(mul(x, twice_inverse))))));
@@ -136,59 +157,63 @@ inline float softmax_run(float* s, int low, int length, const float* key_scales,
     }
     for (int j = begin; j < low; ++j) s[j] = -__builtin_inff();
     for (int j = length; j < end; ++j) s[j] = -__builtin_inff();
-    auto largest = Wide::floats(s + begin);
-    for (int j = begin + kLanes; j < end; j += kLanes) largest = max(Wide::floats(s + j), largest);
-    const float m = max_lanes(largest);
-    const auto shift = wide_splat(m);
-    F32x8 total = zero_f32();
-    for (int j = begin; j < end; j += kLanes) {
-        const auto p = exp_of<Wide>(sub(Wide::floats(s + j), shift));
-        store(s + j, p);
-        total = add_halves(total, p);
+    auto largest = Wide::floats(s + begin), other = Wide::floats(s + end - kLanes);
+    int j = begin + kLanes;
+    for (; j + kLanes < end; j += 2 * kLanes) {
+        largest = max(Wide::floats(s + j), largest);
+        other = max(Wide::floats(s + j + kLanes), other);
     }
-    *sum = sum_lanes(total);
-    return m;
-}
+    if (j < end) largest = max(Wide::floats(s + j), largest);
+    RunSums run;
+    run.max = max_lanes(max(largest, other));
 
-// p [low, length) of a run -> codes of p * value scale, 0 elsewhere in [from, to), both even; returns the
-// scale of the codes. Position by position only what the row sees: scales of others may be anything.
-inline float weight_codes(float* p, const float* value_scales, int low, int length, int from, int to,
-                          int16_t* codes) {
-    constexpr int kLanes = Wide::kColumns;
-    const int begin = low / kLanes * kLanes, end = (length + kLanes - 1) / kLanes * kLanes;
-    auto largest = Wide::zeros(), broken = Wide::zeros();
-    for (int j = begin; j < end; j += kLanes) {
-        if (j >= low && j + kLanes <= length) {
-            store(p + j, mul(Wide::floats(p + j), Wide::floats(value_scales + j)));
-        } else {
-            for (int i = j; i < j + kLanes; ++i)
-                p[i] = i >= low && i < length ? p[i] * value_scales[i] : 0.0f;
+    const auto shift = wide_splat(run.max), floor = wide_splat(-87.0f);
+    F32x8 total = zero_f32();
+    auto broken = Wide::zeros();
+    largest = Wide::zeros();
+    const auto weigh = [&](int at, auto x, auto p) __attribute__((always_inline)) {
+        total = add_halves(total, p);
+        if constexpr (kCodes) {
+            p = zero_where_below(mul(p, Wide::floats(scratch.value_scales + at)), x, floor);
+            largest = max(p, largest);
+            broken = fma(p, Wide::zeros(), broken);
         }
-        const auto w = Wide::floats(p + j);
-        largest = max(w, largest);
-        broken = fma(w, Wide::zeros(), broken);
+        store(s + at, p);
+    };
+    // Two at a time: each is one long chain.
+    for (j = begin; j + kLanes < end; j += 2 * kLanes) {
+        const auto x = sub(Wide::floats(s + j), shift), y = sub(Wide::floats(s + j + kLanes), shift);
+        const auto p = exp_of<Wide>(x), q = exp_of<Wide>(y);
+        weigh(j, x, p);
+        weigh(j + kLanes, y, q);
     }
+    if (j < end) {
+        const auto x = sub(Wide::floats(s + j), shift);
+        weigh(j, x, exp_of<Wide>(x));
+    }
+    run.sum = sum_lanes(total);
+    if constexpr (!kCodes) return run;
+
     float lanes[kLanes], nan_or_zero = 0.0f;
     store(lanes, broken);
-    for (int i = 0; i < kLanes; ++i) nan_or_zero += lanes[i];
+    for (float lane : lanes) nan_or_zero += lane;
     const float step = max_lanes(largest) / 32767.0f;
     const bool usable = nan_or_zero == 0.0f && step >= kSmallestNormal;
     const auto inverse = wide_splat(usable ? 1.0f / step : 0.0f);
-    for (int j = from; j < begin; ++j) codes[j] = 0;
-    for (int j = begin; j < end; j += kLanes)
-        if (usable)
-            store_narrow(codes + j, round_to_int(mul(Wide::floats(p + j), inverse)));
-        else
-            for (int i = j; i < j + kLanes; ++i) codes[i] = 0;
-    for (int j = end; j < to; ++j) codes[j] = 0;
-    return (usable ? step : 0.0f) + nan_or_zero;
+    for (j = from; j < begin; ++j) codes[j] = 0;
+    if (usable)
+        for (j = begin; j < end; j += kLanes)
+            store_narrow(codes + j, round_to_int(mul(Wide::floats(s + j), inverse)));
+    for (j = usable ? end : begin; j < to; ++j) codes[j] = 0;
+    run.weight_scale = (usable ? step : 0.0f) + nan_or_zero;
+    return run;
 }
 
 // The scales of a run's keys, or values, to scales[position].
 inline void gather_scales(const RunView& run, bool values, float* scales) {
     const int bs = run.kv.block_size;
     const int64_t codes = static_cast<int64_t>(bs) * run.kv.head_dim;
-    for (int b = run.first_block(); b < run.first_block() + run.num_blocks(); ++b)
+    for (int b = run.first_block(); b < run.end_block(); ++b)
         __builtin_memcpy(scales + b * bs, (values ? run.values(b) : run.keys(b)) + codes, sizeof(float) * bs);
 }
 
@@ -205,18 +230,21 @@ inline void widen(const int8_t* from, int16_t* to) {
 // Keys of positions [from, from + tokens) to slice [step of dims][width][kStep]. A slice lies in whole blocks
 // or inside one.
 template <class Terms, class Lanes>
-inline void widen_keys(const RunView& run, int from, int tokens, int width, typename Terms::Widened* slice,
-                       Fetch& fetch) {
+inline void widen_keys(const RunView& run, int from, int tokens, int width, typename Terms::Widened* slice) {
     constexpr int kStep = Terms::kStep;
+    using Stored = typename Terms::Stored;
     const int bs = run.kv.block_size, steps = run.kv.head_dim / kStep;
     for (int at = 0; at < tokens; at += bs) {
         const int beside = tokens - at < bs ? tokens - at : bs;
-        const auto* k =
-            reinterpret_cast<const typename Terms::Stored*>(run.keys((from + at) / bs)) + from % bs * kStep;
-        for (int d = 0; d < steps; ++d) {
-            fetch.consumed(beside * kStep * static_cast<int>(sizeof(*k)));
-            for (int j = 0; j < beside; j += Lanes::kColumns)
-                widen<Lanes>(k + (d * bs + j) * kStep, slice + (d * width + at + j) * kStep);
+        // Their values, which are as many bytes.
+        const int bytes = beside * kStep * static_cast<int>(sizeof(Stored));
+        const uint8_t* line = run.values((from + at) / bs) + from % bs * run.kv.head_dim * sizeof(Stored);
+        const auto* k = reinterpret_cast<const Stored*>(run.keys((from + at) / bs)) + from % bs * kStep;
+        typename Terms::Widened* to = slice + at * kStep;
+        for (int d = 0; d < steps; ++d, k += bs * kStep, to += width * kStep) {
+            fetch(line);
+            line += bytes;
+            for (int j = 0; j < beside; j += Lanes::kColumns) widen<Lanes>(k + j * kStep, to + j * kStep);
         }
     }
 }
@@ -224,18 +252,25 @@ inline void widen_keys(const RunView& run, int from, int tokens, int width, type
 // Values of positions [from, from + tokens), rounded to whole steps, to slice [step of
 // positions][head_dim][kStep].
 template <class Terms>
-inline void widen_values(const RunView& run, int from, int tokens, typename Terms::Widened* slice,
-                         Fetch& fetch) {
-    const int bs = run.kv.block_size, hd = run.kv.head_dim;
-    tokens = (tokens + Terms::kStep - 1) / Terms::kStep * Terms::kStep;
+inline void widen_values(const RunView& run, const Following& following, int from, int tokens,
+                         typename Terms::Widened* slice) {
+    constexpr int kStep = Terms::kStep;
+    using Stored = typename Terms::Stored;
+    const int bs = run.kv.block_size, width = run.kv.head_dim * kStep;
     for (int at = 0; at < tokens;) {
-        const int in_block = (from + at) % bs,
-                  rows = tokens - at < bs - in_block ? tokens - at : bs - in_block;
-        const auto* v =
-            reinterpret_cast<const typename Terms::Stored*>(run.values((from + at) / bs)) + in_block * hd;
-        for (int j = 0; j < rows * hd; j += Wide::kColumns * Terms::kStep) {
-            fetch.consumed(Wide::kColumns * Terms::kStep * static_cast<int>(sizeof(*v)));
-            widen<Wide>(v + j, slice + at * hd + j);
+        const int block = (from + at) / bs, in_block = (from + at) % bs;
+        const int rows = tokens - at < bs - in_block ? tokens - at : bs - in_block;
+        const uint8_t* piece = run.values(block);
+        const int64_t offset = static_cast<int64_t>(in_block) * run.kv.head_dim;
+        const auto* v = reinterpret_cast<const Stored*>(piece) + offset;
+        const uint8_t* line = following.keys(
+            (static_cast<int64_t>(from + at) - run.first_block() * bs) * run.kv.head_dim * sizeof(Stored),
+            piece);
+        typename Terms::Widened* to = slice + at * run.kv.head_dim;
+        for (int j = 0; j < rows; j += kStep, v += width, to += width) {
+            for (int b = 0; b < width * static_cast<int>(sizeof(Stored)); b += kLine) fetch(line + b);
+            line += width * sizeof(Stored);
+            for (int d = 0; d < width; d += Wide::kColumns * kStep) widen<Wide>(v + d, to + d);
         }
         at += rows;
     }
@@ -245,7 +280,7 @@ inline void widen_values(const RunView& run, int from, int tokens, typename Term
 // nothing.
 template <class Terms>
 inline void score_run(const RunView& run, const Active& active, const typename Terms::Factor* const* q,
-                      bool widened, AttentionScratch& scratch, Fetch& fetch) {
+                      bool widened, AttentionScratch& scratch) {
     using Stored = typename Terms::Stored;
     constexpr int kLanes = Wide::kColumns, kStep = Terms::kStep;
     const int bs = run.kv.block_size, hd = run.kv.head_dim;
@@ -260,20 +295,20 @@ inline void score_run(const RunView& run, const Active& active, const typename T
             const int begin = from < run.first ? run.first / bs * bs : from;
             const int at = begin > from ? begin - from : 0;
             if (bs >= kLanes)
-                widen_keys<Terms, Wide>(run, from + at, end - from - at, width, slice + at * kStep, fetch);
+                widen_keys<Terms, Wide>(run, from + at, end - from - at, width, slice + at * kStep);
             else
-                widen_keys<Terms, Lanes8>(run, from + at, end - from - at, width, slice + at * kStep, fetch);
-            NoFetch none;
+                widen_keys<Terms, Lanes8>(run, from + at, end - from - at, width, slice + at * kStep);
             in_query_tiles(active.first, active.last, [&](int i, int count) __attribute__((always_inline)) {
                 // Rows grow longer and their windows move on.
                 const int low = active.low[i] > from ? active.low[i] - from : 0;
                 const int length =
                     (active.length[i + count - 1] < end ? active.length[i + count - 1] : end) - from;
                 if (low >= length) return;
-                score_vectors<Terms, Widened>(
+                score_vectors<Terms, false>(
                     count, q + i, low / kLanes, vectors_to(length), static_cast<int64_t>(width) * kStep, hd,
                     scratch.scores + i * kRunTokens + from,
-                    [&](int n) { return OneBlock<Widened>{slice + n * kLanes * kStep}; }, none);
+                    [&](int n) { return OneBlock<Widened>{slice + n * kLanes * kStep}; },
+                    [](int, int) { return nullptr; });
             });
         }
         return;
@@ -284,25 +319,29 @@ inline void score_run(const RunView& run, const Active& active, const typename T
         const int64_t stride = static_cast<int64_t>(bs) * kStep;
 #if defined(OCTAVO_SIXTEEN_LANES)
         if (bs < kLanes) {
-            const int low = run.first_block(), high = low + run.num_blocks() - 1;
+            const int low = run.first_block(), high = run.end_block() - 1;
+            const auto there = [&](int block) { return block < low ? low : block > high ? high : block; };
             const auto keys = [&](int block) {
-                const int there = block < low ? low : block > high ? high : block;
-                return reinterpret_cast<const Stored*>(run.keys(there));
+                return reinterpret_cast<const Stored*>(run.keys(there(block)));
             };
-            score_vectors<Terms, Stored>(
+            score_vectors<Terms, true>(
                 count, q + i, first, last, stride, hd, scores,
-                [&](int n) { return TwoBlocks<Stored>{keys(2 * n), keys(2 * n + 1)}; }, fetch);
+                [&](int n) { return TwoBlocks<Stored>{keys(2 * n), keys(2 * n + 1)}; },
+                [&](int n, int b) { return run.values(there(2 * n + b)); });
             return;
         }
 #endif
         const int per_block = bs / kLanes;
-        score_vectors<Terms, Stored>(
+        score_vectors<Terms, true>(
             count, q + i, first, last, stride, hd, scores,
             [&](int n) {
                 return OneBlock<Stored>{reinterpret_cast<const Stored*>(run.keys(n / per_block)) +
                                         n % per_block * kLanes * kStep};
             },
-            fetch);
+            [&](int n, int) {
+                return run.values(n / per_block) +
+                       n % per_block * kLanes * hd * static_cast<int>(sizeof(Stored));
+            });
     });
 }
 
@@ -310,13 +349,14 @@ inline void score_run(const RunView& run, const Active& active, const typename T
 // NaN is NaN): where rows of a tile see different positions, those that all see are computed together, and
 // the others for each row alone, in order. Codes beyond them have weights of 0.
 template <class Terms>
-inline void value_run(const RunView& run, const Active& active, const typename Terms::Factor* weights,
-                      bool widened, AttentionScratch& scratch, typename Terms::Total* o, Fetch& fetch) {
+inline void value_run(const RunView& run, const Following& following, const Active& active,
+                      const typename Terms::Factor* weights, bool widened, AttentionScratch& scratch,
+                      typename Terms::Total* o) {
     constexpr bool kExact = Terms::kStep == 2;
     const int bs = run.kv.block_size, hd = run.kv.head_dim;
     // Positions [from, to) that lie at locate(position / block).
-    const auto add_values = [&](auto locate, int block, int from, int to,
-                                auto& fetcher) __attribute__((always_inline)) {
+    const auto add_values = [&]<bool kFetch>(auto locate, auto ahead, int block, int from,
+                                             int to) __attribute__((always_inline)) {
         in_query_tiles(active.first, active.last, [&](int first, int count) __attribute__((always_inline)) {
             const auto* w = weights + first * kRunTokens;
             auto* sums = o + first * hd;
@@ -325,8 +365,9 @@ inline void value_run(const RunView& run, const Active& active, const typename T
             };
             const int last = first + count - 1;
             if constexpr (kExact) {
-                value_vectors<Terms>(count, w, locate, block, within(active.low[first]) / 2 * 2,
-                                     within(active.length[last]), hd, sums, fetcher);
+                value_vectors<Terms, kFetch>(count, w, locate, ahead, block,
+                                             within(active.low[first]) / 2 * 2, within(active.length[last]),
+                                             hd, sums);
                 return;
             }
             const int low = within(active.low[last]), high = within(active.length[first]);
@@ -336,13 +377,13 @@ inline void value_run(const RunView& run, const Active& active, const typename T
                     const int begin = within(active.low[first + i]), end = within(active.length[first + i]);
                     const int stop = before && together ? low : end, start = before ? begin : high;
                     if (start < stop)
-                        value_vectors<Terms>(1, w + i * kRunTokens, locate, block, start, stop, hd,
-                                             sums + i * hd, fetcher);
+                        value_vectors<Terms, kFetch>(1, w + i * kRunTokens, locate, ahead, block, start, stop,
+                                                     hd, sums + i * hd);
                 }
             };
             alone(true);
             if (!together) return;
-            value_vectors<Terms>(count, w, locate, block, low, high, hd, sums, fetcher);
+            value_vectors<Terms, kFetch>(count, w, locate, ahead, block, low, high, hd, sums);
             alone(false);
         });
     };
@@ -354,28 +395,43 @@ inline void value_run(const RunView& run, const Active& active, const typename T
             const int end = run.last - from < width ? run.last : from + width;
             const int begin = from < run.first ? run.first / bs * bs : from;
             const int at = begin > from ? begin - from : 0;
-            widen_values<Terms>(run, from + at, end - from - at, slice + at * hd, fetch);
-            NoFetch none;
-            add_values([&](int) { return slice; }, width, from, end, none);
+            widen_values<Terms>(run, following, from + at, end - from - at, slice + at * hd);
+            add_values.template operator()<false>([&](int) { return slice; },
+                                                  [](int, int, int) { return nullptr; }, width, from, end);
         }
         return;
     }
-    add_values([&](int block) { return reinterpret_cast<const typename Terms::Stored*>(run.values(block)); },
-               bs, run.first, run.last, fetch);
+    const int begin = run.first_block() * bs, positions = run.last - begin;
+    add_values.template operator()<true>(
+        [&](int block) { return reinterpret_cast<const typename Terms::Stored*>(run.values(block)); },
+        [&](int position, int dim, int bytes) {
+            const int64_t read = int64_t{positions} * dim * static_cast<int>(sizeof(typename Terms::Stored));
+            return following.keys(read + int64_t{position - begin} * bytes, run.values(position / bs));
+        },
+        bs, run.first, run.last);
 }
 
 inline void copy_row(const float* from, int head_dim, float* to) {
     for (int d = 0; d < head_dim; d += Wide::kColumns) store(to + d, Wide::floats(from + d));
 }
 
-// (m, l, o) <- (m, l, o) then (m2, l2, o2).
-inline void fold_state(float* m, float* l, float* o, float m2, float l2, const float* o2, int head_dim) {
-    const float top = *m > m2 ? *m : m2;
-    float v[8] = {*m - top, m2 - top};
-    store(v, exp_f32(load(v)));
-    const auto a = wide_splat(v[0]), b = wide_splat(v[1]);
-    *l = __builtin_fmaf(l2, v[1], *l * v[0]);
-    *m = top;
+// (m, l) [count] <- (m, l) then (m2, l2); what o and o2 are to be multiplied by goes to m2 and l2. Room for
+// whole registers is behind each.
+inline void fold_sums(int count, float* m, float* l, float* m2, float* l2) {
+    for (int i = 0; i < count; i += Wide::kColumns) {
+        const auto first = Wide::floats(m + i), second = Wide::floats(m2 + i);
+        const auto top = max(first, second);
+        const auto a = exp_of<Wide>(sub(first, top)), b = exp_of<Wide>(sub(second, top));
+        store(l + i, fma(Wide::floats(l2 + i), b, mul(Wide::floats(l + i), a)));
+        store(m + i, top);
+        store(m2 + i, a);
+        store(l2 + i, b);
+    }
+}
+
+// o <- o * by + o2 * by2.
+inline void fold_row(float* o, float by, const float* o2, float by2, int head_dim) {
+    const auto a = wide_splat(by), b = wide_splat(by2);
     for (int d = 0; d < head_dim; d += Wide::kColumns)
         store(o + d, fma(Wide::floats(o2 + d), b, mul(Wide::floats(o + d), a)));
 }
@@ -388,20 +444,25 @@ inline void finish_row(float l, const float* o, int head_dim, float* out) {
 // From this many query vectors on, widening a slice of K or V once for all of them is cheaper than in
 // registers for each tile.
 constexpr int kWidenFrom = 13;
-// The first keys of a task that nobody fetched: so many lines at once.
-constexpr int kFirstLines = 32;
-
 // The run that a thread reads after `run` of t: the next of t, else the first of t.next.
-inline void fetch_keys_after(const AttentionTask& t, int run, Fetch& fetch) {
+inline Following following_run(const AttentionTask& t, int run) {
     const AttentionTask* task = &t;
     if (++run == t.run_end) {
-        if ((task = t.next) == nullptr) return;
+        if ((task = t.next) == nullptr) return {};
         run = task->run_begin;
     }
     int low, length, ignored;
     seen_of_run(*task, task->rows[0], run, &low, &ignored);
     seen_of_run(*task, task->rows[task->num_rows - 1], run, &ignored, &length);
-    if (low < length) RunView(task->kv, task->block_table, task->kv_head, run, low, length).fetch_keys(fetch);
+    if (low >= length) return {};
+    return Following(RunView(task->kv, task->block_table, task->kv_head, run, low, length));
+}
+
+// Of keys that nobody fetched, the first lines of every piece.
+inline void fetch_first_keys(const RunView& run) {
+    constexpr int kLines = 4;
+    for (int b = run.first_block(); b < run.end_block(); ++b)
+        for (int i = 0; i < kLines; ++i) fetch(run.keys(b) + i * kLine);
 }
 
 template <class Terms, bool kSoftCap>
@@ -409,12 +470,17 @@ void attend(const AttentionTask& t) {
     constexpr bool kCodes = Terms::kStep == 2;
     const int hd = t.kv.head_dim, vectors = t.num_rows * t.group;
     AttentionScratch scratch(t.scratch, hd);
-    float total_m[kMaxQueryVectors], total_l[kMaxQueryVectors], run_m[kMaxQueryVectors],
-        run_l[kMaxQueryVectors];
+    constexpr int kRoom = kMaxQueryVectors + Wide::kColumns;
+    float total_m[kRoom] = {}, total_l[kRoom] = {}, run_m[kRoom] = {}, run_l[kRoom] = {};
     [[maybe_unused]] float query_scale[kMaxQueryVectors], weight_scale[kMaxQueryVectors];
-    bool begun[kMaxQueryVectors] = {};
+    int begins[kMaxQueryVectors];  // the first run that a row sees something of
     const typename Terms::Factor* q[kMaxQueryVectors];
     for (int i = 0; i < vectors; ++i) {
+        int low, length;
+        begins[i] = t.run_begin;
+        for (seen_of_run(t, t.rows[i / t.group], begins[i], &low, &length); low >= kRunTokens;
+             low -= kRunTokens)
+            ++begins[i];
         const float* query = t.rows[i / t.group].q + i % t.group * hd;
         if constexpr (kCodes) {
             query_scale[i] = head_codes(query, hd, scratch.queries + i * hd, 32767.0f);
@@ -432,27 +498,23 @@ void attend(const AttentionTask& t) {
                            active.length[active.last - 1]);
         const bool widened = active.last - active.first >= kWidenFrom;
 
-        Fetch during_keys;
-        if (!fetched) {
-            view.fetch_keys(during_keys);
-            for (int i = 0; i < kFirstLines; ++i) during_keys.next();
-        }
-        view.fetch_values(during_keys);
-        during_keys.spread_over(view.bytes());
-        score_run<Terms>(view, active, q, widened, scratch, during_keys);
+        if (!fetched) fetch_first_keys(view);
+        fetched = true;
+        score_run<Terms>(view, active, q, widened, scratch);
 
         if constexpr (kCodes) {
             gather_scales(view, false, scratch.key_scales);
             gather_scales(view, true, scratch.value_scales);
         }
         for (int i = active.first; i < active.last; ++i) {
-            float* s = scratch.scores + i * kRunTokens;
-            run_m[i] = softmax_run<kCodes, kSoftCap>(s, active.low[i], active.length[i], scratch.key_scales,
-                                                     kCodes ? query_scale[i] : 1.0f, t.soft_cap, &run_l[i]);
+            const RunSums sums = softmax_run<kCodes, kSoftCap>(
+                scratch.scores + i * kRunTokens, active.low[i], active.length[i], scratch,
+                kCodes ? query_scale[i] : 1.0f, t.soft_cap, view.first / 2 * 2, (view.last + 1) / 2 * 2,
+                scratch.weights + i * kRunTokens);
+            run_m[i] = sums.max;
+            run_l[i] = sums.sum;
             if constexpr (kCodes) {
-                weight_scale[i] =
-                    weight_codes(s, scratch.value_scales, active.low[i], active.length[i], view.first / 2 * 2,
-                                 (view.last + 1) / 2 * 2, scratch.weights + i * kRunTokens);
+                weight_scale[i] = sums.weight_scale;
                 for (int d = 0; d < hd; d += Wide::kColumns)
                     store(scratch.sums + i * hd + d, Wide::int_zeros());
             } else {
@@ -460,41 +522,46 @@ void attend(const AttentionTask& t) {
             }
         }
 
-        Fetch during_values;
-        fetch_keys_after(t, run, during_values);
-        during_values.spread_over(view.bytes());
+        const Following following = following_run(t, run);
         if constexpr (kCodes) {
-            value_run<Terms>(view, active, scratch.weights, widened, scratch, scratch.sums, during_values);
+            value_run<Terms>(view, following, active, scratch.weights, widened, scratch, scratch.sums);
             for (int i = active.first; i < active.last; ++i)
                 for (int d = 0; d < hd; d += Wide::kColumns)
                     store(scratch.run_o + i * hd + d,
                           mul(to_float(Wide::ints(scratch.sums + i * hd + d)), wide_splat(weight_scale[i])));
         } else {
-            value_run<Terms>(view, active, scratch.scores, widened, scratch, scratch.run_o, during_values);
+            value_run<Terms>(view, following, active, scratch.scores, widened, scratch, scratch.run_o);
         }
-        fetched = true;
 
-        for (int i = active.first; i < active.last; ++i) {
-            const float* o = scratch.run_o + i * hd;
-            float* total = scratch.total_o + i * hd;
-            if (float* state = t.rows[i / t.group].state; state != nullptr) {
-                state += i % t.group * (2 + hd);
-                state[0] = run_m[i];
-                state[1] = run_l[i];
-                copy_row(o, hd, state + 2);
-            } else if (!begun[i]) {
-                begun[i] = true;
-                total_m[i] = run_m[i];
-                total_l[i] = run_l[i];
-                copy_row(o, hd, total);
-            } else {
-                fold_state(&total_m[i], &total_l[i], total, run_m[i], run_l[i], o, hd);
+        for (int i = active.first; i < active.last; i += t.group) {
+            float* state = t.rows[i / t.group].state;
+            if (state == nullptr) continue;
+            for (int j = i; j < i + t.group; ++j, state += 2 + hd) {
+                state[0] = run_m[j];
+                state[1] = run_l[j];
+                copy_row(scratch.run_o + j * hd, hd, state + 2);
             }
         }
+        if (t.rows[0].state != nullptr) continue;
+        // Rows whose first run this is come after those that saw one before.
+        int folded = active.first;
+        while (folded < active.last && begins[folded] < run) ++folded;
+        float first_m[kRoom], first_l[kRoom];
+        __builtin_memcpy(first_m, run_m, sizeof run_m);
+        __builtin_memcpy(first_l, run_l, sizeof run_l);
+        fold_sums(folded - active.first, total_m + active.first, total_l + active.first, run_m + active.first,
+                  run_l + active.first);
+        for (int i = active.first; i < folded; ++i)
+            fold_row(scratch.total_o + i * hd, run_m[i], scratch.run_o + i * hd, run_l[i], hd);
+        for (int i = folded; i < active.last; ++i) {
+            total_m[i] = first_m[i];
+            total_l[i] = first_l[i];
+            copy_row(scratch.run_o + i * hd, hd, scratch.total_o + i * hd);
+        }
     }
+    if (t.rows[0].state != nullptr) return;
     for (int i = 0; i < vectors; ++i)
-        if (begun[i])
-            finish_row(total_l[i], scratch.total_o + i * hd, hd, t.rows[i / t.group].out + i % t.group * hd);
+        finish_row(total_l[i], scratch.total_o + i * hd, hd, t.rows[i / t.group].out + i % t.group * hd);
 }
 
 void attention(const AttentionTask& t) {
@@ -504,16 +571,21 @@ void attention(const AttentionTask& t) {
 }
 
 void fold_states(const float* states, int runs, int group, int head_dim, float* out) {
-    const int64_t stride = static_cast<int64_t>(group) * (2 + head_dim);
-    for (int i = 0; i < group; ++i) {
-        const float* state = states + i * (2 + head_dim);
-        float m = state[0], l = state[1];
-        float* o = out + i * head_dim;
-        copy_row(state + 2, head_dim, o);
-        for (int run = 1; run < runs; ++run) {
-            state += stride;
-            fold_state(&m, &l, o, state[0], state[1], state + 2, head_dim);
+    constexpr int kRoom = kMaxQueryVectors + Wide::kColumns;
+    const int64_t stride = 2 + head_dim;
+    float m[kRoom] = {}, l[kRoom] = {}, run_m[kRoom] = {}, run_l[kRoom] = {};
+    for (int run = 0; run < runs; ++run, states += group * stride) {
+        float* to_m = run == 0 ? m : run_m;
+        float* to_l = run == 0 ? l : run_l;
+        for (int i = 0; i < group; ++i) {
+            to_m[i] = states[i * stride];
+            to_l[i] = states[i * stride + 1];
+            if (run == 0) copy_row(states + i * stride + 2, head_dim, out + i * head_dim);
         }
-        finish_row(l, o, head_dim, o);
+        if (run == 0) continue;
+        fold_sums(group, m, l, run_m, run_l);
+        for (int i = 0; i < group; ++i)
+            fold_row(out + i * head_dim, run_m[i], states + i * stride + 2, run_l[i], head_dim);
     }
+    for (int i = 0; i < group; ++i) finish_row(l[i], out + i * head_dim, head_dim, out + i * head_dim);
 }

@@ -8,6 +8,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined operand of its own unmasked intrinsics for a fault, where they are inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 
