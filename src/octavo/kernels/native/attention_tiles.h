@@ -32,7 +32,6 @@ struct FloatTerms {
 
 struct PairTerms {
     using Stored = int8_t;
-    using Widened = int16_t;
     using Factor = int16_t;
     using Total = int32_t;
     using Sum = Wide::Ints;

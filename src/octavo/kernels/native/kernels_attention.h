@@ -5,9 +5,8 @@
 //   scores  s[j] = sum over d, in order, of q[d] * K[j][d]
 //   m = max s;  p = exp(s - m);  l = eight sums of p by position mod 8, then one tree
 //   o[d] = sum over positions, in order, of p[j] * V[j][d]
-// and run states are folded left in position order. Whether a row comes alone (decode, stored numbers widened
-// in registers) or with others (a slice of positions widened once for all), these chains are the same, and so
-// are the bytes.
+// and run states are folded left in position order. Whether a row comes alone or with others, these
+// chains are the same, and so are the bytes.
 //
 // KVType::kQ8: q becomes int16 codes with one scale, and so do the weights of a run, p[j] * scale of V[j].
 // Both sums are integers, exact in any order: 256 dims, or positions, of |127 * 32,767| fit 32 bits.
@@ -29,7 +28,7 @@ struct AttentionScratch {
         scores = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * kRunTokens));
         run_o = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * head_dim));
         total_o = reinterpret_cast<float*>(take(4 * kMaxQueryVectors * head_dim));
-        slice = take(kSliceBytes);
+        slice = reinterpret_cast<float*>(take(kSliceBytes));
         sums = reinterpret_cast<int32_t*>(take(4 * kMaxQueryVectors * head_dim));
         queries = reinterpret_cast<int16_t*>(take(2 * kMaxQueryVectors * head_dim));
         weights = reinterpret_cast<int16_t*>(take(2 * kMaxQueryVectors * kRunTokens));
@@ -39,21 +38,13 @@ struct AttentionScratch {
     float* scores;        // [48][256], then weights
     float* run_o;         // [48][head_dim]
     float* total_o;       // [48][head_dim]
-    void* slice;          // keys [dim][position], or values [position][dim], widened
+    float* slice;         // widened: keys [dim][position], or values [position][dim]
     int32_t* sums;        // [48][head_dim], run_o before it is scaled (kQ8)
     int16_t* queries;     // [48][head_dim] codes (kQ8)
     int16_t* weights;     // [48][256] codes (kQ8)
     float* key_scales;    // [256] of a run (kQ8)
     float* value_scales;  // [256] of a run (kQ8)
 };
-
-// Positions of a slice: a power of two, as many as fit.
-template <class Widened>
-constexpr int slice_tokens(int head_dim) {
-    int tokens = 128;
-    while (tokens > 16 && tokens * head_dim * static_cast<int>(sizeof(Widened)) > kSliceBytes) tokens /= 2;
-    return tokens;
-}
 
 // One KV head of one run of a block table.
 struct RunView {
@@ -217,115 +208,30 @@ inline void gather_scales(const RunView& run, bool values, float* scales) {
         __builtin_memcpy(scales + b * bs, (values ? run.values(b) : run.keys(b)) + codes, sizeof(float) * bs);
 }
 
-// One register's lanes of stored numbers.
-template <class Lanes>
-inline void widen(const Half* from, float* to) {
-    store(to, Lanes::halves(from));
-}
-template <class Lanes>
-inline void widen(const int8_t* from, int16_t* to) {
-    store(to, Lanes::pairs(from));
-}
-
-// Keys of positions [from, from + tokens) to slice [step of dims][width][kStep]. A slice lies in whole blocks
-// or inside one.
-template <class Terms, class Lanes>
-inline void widen_keys(const RunView& run, int from, int tokens, int width, typename Terms::Widened* slice) {
-    constexpr int kStep = Terms::kStep;
-    using Stored = typename Terms::Stored;
-    const int bs = run.kv.block_size, steps = run.kv.head_dim / kStep;
-    for (int at = 0; at < tokens; at += bs) {
-        const int beside = tokens - at < bs ? tokens - at : bs;
-        // Their values, which are as many bytes.
-        const int bytes = beside * kStep * static_cast<int>(sizeof(Stored));
-        const uint8_t* line = run.values((from + at) / bs) + from % bs * run.kv.head_dim * sizeof(Stored);
-        const auto* k = reinterpret_cast<const Stored*>(run.keys((from + at) / bs)) + from % bs * kStep;
-        typename Terms::Widened* to = slice + at * kStep;
-        for (int d = 0; d < steps; ++d, k += bs * kStep, to += width * kStep) {
-            fetch(line);
-            line += bytes;
-            for (int j = 0; j < beside; j += Lanes::kColumns) widen<Lanes>(k + j * kStep, to + j * kStep);
-        }
-    }
-}
-
-// Values of positions [from, from + tokens), rounded to whole steps, to slice [step of
-// positions][head_dim][kStep].
-template <class Terms>
-inline void widen_values(const RunView& run, const Following& following, int from, int tokens,
-                         typename Terms::Widened* slice) {
-    constexpr int kStep = Terms::kStep;
-    using Stored = typename Terms::Stored;
-    const int bs = run.kv.block_size, width = run.kv.head_dim * kStep;
-    for (int at = 0; at < tokens;) {
-        const int block = (from + at) / bs, in_block = (from + at) % bs;
-        const int rows = tokens - at < bs - in_block ? tokens - at : bs - in_block;
-        const uint8_t* piece = run.values(block);
-        const int64_t offset = static_cast<int64_t>(in_block) * run.kv.head_dim;
-        const auto* v = reinterpret_cast<const Stored*>(piece) + offset;
-        const uint8_t* line = following.keys(
-            (static_cast<int64_t>(from + at) - run.first_block() * bs) * run.kv.head_dim * sizeof(Stored),
-            piece);
-        typename Terms::Widened* to = slice + at * run.kv.head_dim;
-        for (int j = 0; j < rows; j += kStep, v += width, to += width) {
-            for (int b = 0; b < width * static_cast<int>(sizeof(Stored)); b += kLine) fetch(line + b);
-            line += width * sizeof(Stored);
-            for (int d = 0; d < width; d += Wide::kColumns * kStep) widen<Wide>(v + d, to + d);
-        }
-        at += rows;
-    }
-}
-
 // Scores of the active vectors over what any of them sees: more positions than that get scores that mean
 // nothing.
 template <class Terms>
 inline void score_run(const RunView& run, const Active& active, const typename Terms::Factor* const* q,
-                      bool widened, AttentionScratch& scratch) {
+                      float* scores) {
     using Stored = typename Terms::Stored;
     constexpr int kLanes = Wide::kColumns, kStep = Terms::kStep;
     const int bs = run.kv.block_size, hd = run.kv.head_dim;
-    const auto vectors_to = [](int position) { return (position + kLanes - 1) / kLanes; };
-    if (widened) {
-        using Widened = typename Terms::Widened;
-        Widened* slice = static_cast<Widened*>(scratch.slice);
-        const int width = slice_tokens<Widened>(hd);
-        for (int from = run.first / width * width; from < run.last; from += width) {
-            const int end = run.last - from < width ? run.last : from + width;
-            // What lies before the first position seen may be anybody's.
-            const int begin = from < run.first ? run.first / bs * bs : from;
-            const int at = begin > from ? begin - from : 0;
-            if (bs >= kLanes)
-                widen_keys<Terms, Wide>(run, from + at, end - from - at, width, slice + at * kStep);
-            else
-                widen_keys<Terms, Lanes8>(run, from + at, end - from - at, width, slice + at * kStep);
-            in_query_tiles(active.first, active.last, [&](int i, int count) __attribute__((always_inline)) {
-                // Rows grow longer and their windows move on.
-                const int low = active.low[i] > from ? active.low[i] - from : 0;
-                const int length =
-                    (active.length[i + count - 1] < end ? active.length[i + count - 1] : end) - from;
-                if (low >= length) return;
-                score_vectors<Terms, false>(
-                    count, q + i, low / kLanes, vectors_to(length), static_cast<int64_t>(width) * kStep, hd,
-                    scratch.scores + i * kRunTokens + from,
-                    [&](int n) { return OneBlock<Widened>{slice + n * kLanes * kStep}; },
-                    [](int, int) { return nullptr; });
-            });
-        }
-        return;
-    }
+    const int64_t stride = static_cast<int64_t>(bs) * kStep;
     in_query_tiles(active.first, active.last, [&](int i, int count) __attribute__((always_inline)) {
-        const int first = active.low[i] / kLanes, last = vectors_to(active.length[i + count - 1]);
-        float* scores = scratch.scores + i * kRunTokens;
-        const int64_t stride = static_cast<int64_t>(bs) * kStep;
+        // Rows grow longer and their windows move on.
+        const int first = active.low[i] / kLanes;
+        const int last = (active.length[i + count - 1] + kLanes - 1) / kLanes;
+        float* to = scores + i * kRunTokens;
 #if defined(OCTAVO_SIXTEEN_LANES)
         if (bs < kLanes) {
+            // Blocks before and after what is seen may be nobody's.
             const int low = run.first_block(), high = run.end_block() - 1;
             const auto there = [&](int block) { return block < low ? low : block > high ? high : block; };
             const auto keys = [&](int block) {
                 return reinterpret_cast<const Stored*>(run.keys(there(block)));
             };
             score_vectors<Terms, true>(
-                count, q + i, first, last, stride, hd, scores,
+                count, q + i, first, last, stride, hd, to,
                 [&](int n) { return TwoBlocks<Stored>{keys(2 * n), keys(2 * n + 1)}; },
                 [&](int n, int b) { return run.values(there(2 * n + b)); });
             return;
@@ -333,7 +239,7 @@ inline void score_run(const RunView& run, const Active& active, const typename T
 #endif
         const int per_block = bs / kLanes;
         score_vectors<Terms, true>(
-            count, q + i, first, last, stride, hd, scores,
+            count, q + i, first, last, stride, hd, to,
             [&](int n) {
                 return OneBlock<Stored>{reinterpret_cast<const Stored*>(run.keys(n / per_block)) +
                                         n % per_block * kLanes * kStep};
@@ -345,71 +251,58 @@ inline void score_run(const RunView& run, const Active& active, const typename T
     });
 }
 
-// o [vector][head_dim] = weights times values. Floats beyond a row's own positions are never multiplied (0 x
-// NaN is NaN): where rows of a tile see different positions, those that all see are computed together, and
-// the others for each row alone, in order. Codes beyond them have weights of 0.
-template <class Terms>
-inline void value_run(const RunView& run, const Following& following, const Active& active,
-                      const typename Terms::Factor* weights, bool widened, AttentionScratch& scratch,
-                      typename Terms::Total* o) {
-    constexpr bool kExact = Terms::kStep == 2;
-    const int bs = run.kv.block_size, hd = run.kv.head_dim;
-    // Positions [from, to) that lie at locate(position / block).
-    const auto add_values = [&]<bool kFetch>(auto locate, auto ahead, int block, int from,
-                                             int to) __attribute__((always_inline)) {
-        in_query_tiles(active.first, active.last, [&](int first, int count) __attribute__((always_inline)) {
-            const auto* w = weights + first * kRunTokens;
-            auto* sums = o + first * hd;
-            const auto within = [&](int position) {
-                return position < from ? from : position > to ? to : position;
-            };
-            const int last = first + count - 1;
-            if constexpr (kExact) {
-                value_vectors<Terms, kFetch>(count, w, locate, ahead, block,
-                                             within(active.low[first]) / 2 * 2, within(active.length[last]),
-                                             hd, sums);
-                return;
-            }
+// o [vector][head_dim] += weights times values of positions [from, to), which lie at locate(position /
+// block). Floats beyond a row's own positions are never multiplied (0 x NaN is NaN): where rows of a tile see
+// different positions, those that all see are computed together, and the others for each row alone, in order.
+// Codes beyond them have weights of 0.
+template <class Terms, bool kFetch, class Locate, class Ahead>
+inline void add_values(const Active& active, const typename Terms::Factor* weights, Locate locate,
+                       Ahead ahead, int block, int from, int to, int hd, typename Terms::Total* o) {
+    in_query_tiles(active.first, active.last, [&](int first, int count) __attribute__((always_inline)) {
+        const auto* w = weights + first * kRunTokens;
+        auto* sums = o + first * hd;
+        const auto within = [&](int position) {
+            return position < from ? from : position > to ? to : position;
+        };
+        const int last = first + count - 1;
+        if constexpr (Terms::kStep == 2) {
+            value_vectors<Terms, kFetch>(count, w, locate, ahead, block, within(active.low[first]) / 2 * 2,
+                                         within(active.length[last]), hd, sums);
+        } else {
             const int low = within(active.low[last]), high = within(active.length[first]);
             const bool together = low < high;
             const auto alone = [&](bool before) {
                 for (int i = 0; i < count; ++i) {
                     const int begin = within(active.low[first + i]), end = within(active.length[first + i]);
-                    const int stop = before && together ? low : end, start = before ? begin : high;
-                    if (start < stop)
-                        value_vectors<Terms, kFetch>(1, w + i * kRunTokens, locate, ahead, block, start, stop,
-                                                     hd, sums + i * hd);
+                    value_vectors<Terms, kFetch>(1, w + i * kRunTokens, locate, ahead, block,
+                                                 before ? begin : high, before && together ? low : end, hd,
+                                                 sums + i * hd);
                 }
             };
             alone(true);
             if (!together) return;
             value_vectors<Terms, kFetch>(count, w, locate, ahead, block, low, high, hd, sums);
             alone(false);
-        });
-    };
-    if (widened) {
-        using Widened = typename Terms::Widened;
-        Widened* slice = static_cast<Widened*>(scratch.slice);
-        const int width = slice_tokens<Widened>(hd);
-        for (int from = run.first / width * width; from < run.last; from += width) {
-            const int end = run.last - from < width ? run.last : from + width;
-            const int begin = from < run.first ? run.first / bs * bs : from;
-            const int at = begin > from ? begin - from : 0;
-            widen_values<Terms>(run, following, from + at, end - from - at, slice + at * hd);
-            add_values.template operator()<false>([&](int) { return slice; },
-                                                  [](int, int, int) { return nullptr; }, width, from, end);
         }
-        return;
-    }
+    });
+}
+
+template <class Terms>
+inline void value_run(const RunView& run, const Following& following, const Active& active,
+                      const typename Terms::Factor* weights, typename Terms::Total* o) {
+    using Stored = typename Terms::Stored;
+    const int bs = run.kv.block_size, hd = run.kv.head_dim;
     const int begin = run.first_block() * bs, positions = run.last - begin;
-    add_values.template operator()<true>(
-        [&](int block) { return reinterpret_cast<const typename Terms::Stored*>(run.values(block)); },
+    add_values<Terms, true>(
+        active, weights, [&](int block) { return reinterpret_cast<const Stored*>(run.values(block)); },
         [&](int position, int dim, int bytes) {
-            const int64_t read = int64_t{positions} * dim * static_cast<int>(sizeof(typename Terms::Stored));
+            const int64_t read = int64_t{positions} * dim * static_cast<int>(sizeof(Stored));
             return following.keys(read + int64_t{position - begin} * bytes, run.values(position / bs));
         },
-        bs, run.first, run.last);
+        bs, run.first, run.last, hd, o);
 }
+
+#include "attention_slices.h"
 
 inline void copy_row(const float* from, int head_dim, float* to) {
     for (int d = 0; d < head_dim; d += Wide::kColumns) store(to + d, Wide::floats(from + d));
@@ -441,9 +334,6 @@ inline void finish_row(float l, const float* o, int head_dim, float* out) {
     for (int d = 0; d < head_dim; d += Wide::kColumns) store(out + d, div(Wide::floats(o + d), divisor));
 }
 
-// From this many query vectors on, widening a slice of K or V once for all of them is cheaper than in
-// registers for each tile.
-constexpr int kWidenFrom = 13;
 // The run that a thread reads after `run` of t: the next of t, else the first of t.next.
 inline Following following_run(const AttentionTask& t, int run) {
     const AttentionTask* task = &t;
@@ -496,11 +386,17 @@ void attend(const AttentionTask& t) {
         if (!active_vectors(t, run, active)) continue;
         const RunView view(t.kv, t.block_table, t.kv_head, run, active.low[active.first],
                            active.length[active.last - 1]);
-        const bool widened = active.last - active.first >= kWidenFrom;
+        // Where it costs much to widen halves, slices of them are widened once for many query vectors.
+        const bool slices = !kCodes && kWidenHalvesFrom > 0 && active.last - active.first >= kWidenHalvesFrom;
 
         if (!fetched) fetch_first_keys(view);
         fetched = true;
-        score_run<Terms>(view, active, q, widened, scratch);
+        if constexpr (kCodes)
+            score_run<Terms>(view, active, q, scratch.scores);
+        else if (slices)
+            score_slices(view, active, q, scratch);
+        else
+            score_run<Terms>(view, active, q, scratch.scores);
 
         if constexpr (kCodes) {
             gather_scales(view, false, scratch.key_scales);
@@ -524,13 +420,16 @@ void attend(const AttentionTask& t) {
 
         const Following following = following_run(t, run);
         if constexpr (kCodes) {
-            value_run<Terms>(view, following, active, scratch.weights, widened, scratch, scratch.sums);
+            value_run<Terms>(view, following, active, scratch.weights, scratch.sums);
             for (int i = active.first; i < active.last; ++i)
                 for (int d = 0; d < hd; d += Wide::kColumns)
                     store(scratch.run_o + i * hd + d,
                           mul(to_float(Wide::ints(scratch.sums + i * hd + d)), wide_splat(weight_scale[i])));
         } else {
-            value_run<Terms>(view, following, active, scratch.scores, widened, scratch, scratch.run_o);
+            if (slices)
+                value_slices(view, active, scratch);
+            else
+                value_run<Terms>(view, following, active, scratch.scores, scratch.run_o);
         }
 
         for (int i = active.first; i < active.last; i += t.group) {

@@ -13,7 +13,8 @@ struct I16x16 {
     __m256i v;
 };
 
-constexpr int kAccumulators = 12;  // that 16 registers hold beside what is added to them
+constexpr int kAccumulators = 12;    // that 16 registers hold beside what is added to them
+constexpr int kWidenHalvesFrom = 0;  // never: one instruction widens a register of them
 
 inline F32x8 zero_f32() { return {_mm256_setzero_ps()}; }
 inline F32x8 broadcast(float x) { return {_mm256_set1_ps(x)}; }

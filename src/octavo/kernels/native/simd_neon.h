@@ -13,7 +13,8 @@ struct I16x16 {
     int16x8_t lo, hi;
 };
 
-constexpr int kAccumulators = 12;  // of eight lanes, that 32 registers hold beside what is added to them
+constexpr int kAccumulators = 12;    // of eight lanes, that 32 registers hold beside what is added to them
+constexpr int kWidenHalvesFrom = 0;  // never: one instruction widens a register of them
 
 inline F32x8 zero_f32() { return {vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)}; }
 inline F32x8 broadcast(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }

@@ -12,7 +12,8 @@ struct I16x16 {
     int16_t v[16];
 };
 
-constexpr int kAccumulators = 12;  // as the paths with registers for eight lanes
+constexpr int kAccumulators = 12;    // as the paths with registers for eight lanes
+constexpr int kWidenHalvesFrom = 0;  // never
 
 #define OCTAVO_LANES(expression)                           \
     do {                                                   \

@@ -15,6 +15,8 @@ struct I16x16 {
 };
 
 constexpr int kAccumulators = 6;  // of eight lanes, that 16 registers hold beside what is added to them
+// From this many query vectors on, halves are widened once for all of them: each takes a dozen instructions.
+constexpr int kWidenHalvesFrom = 13;
 
 inline F32x8 zero_f32() { return {_mm_setzero_ps(), _mm_setzero_ps()}; }
 inline F32x8 broadcast(float x) { return {_mm_set1_ps(x), _mm_set1_ps(x)}; }
