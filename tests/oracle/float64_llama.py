@@ -22,6 +22,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+ROWS_AT_ONCE = 512
+"""Of a head's scores: 18 MB where the text has 4,352 tokens, and no position behind the rows is computed."""
+
 
 class Float64Llama:
     """One model, weights dequantised when they are needed (a layer at a time, so that memory stays small)."""
@@ -82,13 +85,16 @@ class Float64Llama:
         queries = _rotate(self._heads(x, block + "attn_q.weight", self.num_heads), cos, sin)
         keys = _rotate(self._heads(x, block + "attn_k.weight", self.num_kv_heads), cos, sin)
         values = self._heads(x, block + "attn_v.weight", self.num_kv_heads)
-        future = np.triu(np.ones((length, length), dtype=bool), k=1)
         mixed = np.empty((length, self.num_heads, self.head_dim))
         for head in range(self.num_heads):
-            scores = queries[:, head] @ keys[:, head // group].T / np.sqrt(self.head_dim)
-            scores[future] = -np.inf
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            mixed[:, head] = weights @ values[:, head // group] / weights.sum(axis=1, keepdims=True)
+            head_keys, head_values = keys[:, head // group], values[:, head // group]
+            for first in range(0, length, ROWS_AT_ONCE):
+                end = min(first + ROWS_AT_ONCE, length)
+                scores = queries[first:end, head] @ head_keys[:end].T / np.sqrt(self.head_dim)
+                scores[np.arange(end) > np.arange(first, end)[:, None]] = -np.inf
+                weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+                weighted = weights @ head_values[:end]
+                mixed[first:end, head] = weighted / weights.sum(axis=1, keepdims=True)
         out: Floats = mixed.reshape(length, -1) @ self._weight(block + "attn_output.weight").T
         return out
 
