@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,13 @@ def paged_logits(
     chunk: int = 256,
     block_size: int = 16,
     dtype: str = "f16",
+    first: int = 0,
     seed: int = 0,
-) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+) -> Generator[tuple[int, npt.NDArray[np.float32]]]:
     """Feed one sequence in chunks, its blocks scattered over the arena.
 
     dtype: of the keys and values, as in `KVLayout`.
+    first: chunks that end before this position are computed without logits, and not yielded.
     Yields: the position of the chunk's first token, and float32[chunk, vocabulary].
     """
     num_blocks = -(-len(token_ids) // block_size)
@@ -42,7 +44,10 @@ def paged_logits(
                 block_tables=blocks[:in_use],
                 samplers=[None],
             )
-            yield start, model.logits(batch)
+            if start + len(tokens) <= first:
+                model.step(batch)
+            else:
+                yield start, model.logits(batch)
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:

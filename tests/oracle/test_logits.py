@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,7 @@ import pytest
 from kernels.paths import FUSED, WITHOUT_FMA
 from octavo.model.model import Model
 from octavo.text.tokenizer import Tokenizer
-from oracle.float64_llama import Float64Llama
-from oracle.teacher_forced import log_softmax, paged_logits
+from oracle.fidelity import against_float64
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 POSITIONS = 1200
@@ -34,11 +33,11 @@ def test_real_text_on_smollm2_is_close_to_float64(smollm2: Model, smollm2_path: 
     tokens = Tokenizer.from_gguf(smollm2.metadata).encode(TEXT.read_text())[:POSITIONS]
     assert len(tokens) == POSITIONS
 
-    divergence, same_top = compare(smollm2, smollm2_path, tokens)
+    found = against_float64(smollm2, smollm2_path, tokens)
 
-    print(f"mean KL {divergence.mean():.5f}, largest {divergence.max():.5f}, same top {same_top.mean():.2%}")
-    assert divergence.mean() <= 0.005
-    assert same_top.mean() >= 0.98
+    print(found)
+    assert found.mean <= 0.005
+    assert found.same_top_share >= 0.98
 
 
 # Activations are rounded to 8 bits, so a random network (whose layers amplify what a trained one forgives) is
@@ -84,24 +83,8 @@ def test_every_shape_and_coding_is_close_to_float64(
     model = Model.load(path)
     try:
         tokens = np.random.default_rng(1).integers(3, model.config.vocab_size, 300).tolist()
-        divergence, same_top = compare(model, path, tokens)
+        found = against_float64(model, path, tokens)
     finally:
         model.close()
-    assert divergence.mean() <= 0.02
-    assert same_top.mean() >= 0.9
-
-
-def compare(
-    model: Model, path: Path, tokens: Sequence[int]
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """KL(reference || ours) in nats and whether the top token is the same, at each position."""
-    reference = Float64Llama(path)
-    states = reference.cached_hidden(tokens)
-    divergence, same_top = np.empty(len(tokens)), np.empty(len(tokens), dtype=np.bool_)
-    for start, ours in paged_logits(model, tokens):
-        rows = slice(start, start + len(ours))
-        assert np.isfinite(ours).all()
-        expected = log_softmax(reference.logits(states[rows]))
-        divergence[rows] = (np.exp(expected) * (expected - log_softmax(ours))).sum(axis=1)
-        same_top[rows] = expected.argmax(axis=1) == ours.argmax(axis=1)
-    return divergence, same_top
+    assert found.mean <= 0.02
+    assert found.same_top_share >= 0.9
