@@ -34,7 +34,8 @@ class PagedText:
     """Sequences with a block table each, and one model that computes pieces of them.
 
     Blocks are handed out in random order (`order` is the seed). Bytes that nobody has written are 0xFF, which
-    makes halves that are not numbers.
+    makes halves and scales that are not numbers.
+    shared: tokens of each text, whole blocks, that lie in the first text's blocks.
     """
 
     def __init__(
@@ -45,18 +46,34 @@ class PagedText:
         block_size: int = 16,
         dtype: str = "f16",
         order: int = 0,
+        shared: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.texts = texts
         self.block_size = block_size
-        counts = [-(-len(text) // block_size) for text in texts]
+        adopted = [tokens // block_size for tokens in shared] or [0] * len(texts)
+        counts = [-(-len(text) // block_size) - n for text, n in zip(texts, adopted, strict=True)]
         num_blocks = sum(counts) + 2
         ids = np.random.default_rng(order).permutation(num_blocks)
-        self.tables = [table.tolist() for table in np.split(ids, np.cumsum(counts))[:-1]]
-        layout = model.kv_layout(block_size, dtype)
-        self.arena = Arena(layout.extent_bytes, num_blocks)
+        self.tables: list[list[int]] = [table.tolist() for table in np.split(ids, np.cumsum(counts))[:-1]]
+        for table, n in zip(self.tables, adopted, strict=True):
+            table[:0] = self.tables[0][:n]
+        self.layout = model.kv_layout(block_size, dtype)
+        self.arena = Arena(self.layout.extent_bytes, num_blocks)
         self.memory()[:] = 0xFF
-        model.bind(layout, self.arena)
+        self.use(model)
+
+    def use(self, model: Model) -> None:
+        """Go on with another model of the same file, on the same blocks."""
+        self.model = model
+        model.bind(self.layout, self.arena)
+
+    def spoil_unused(self, ends: Sequence[int]) -> None:
+        """0xFF to every block but those that hold the first `ends[i]` tokens of text i."""
+        unused = np.ones(self.arena.num_blocks, dtype=np.bool_)
+        for table, end in zip(self.tables, ends, strict=True):
+            unused[table[: -(-end // self.block_size)]] = False
+        self.memory()[unused] = 0xFF
 
     def memory(self) -> npt.NDArray[np.uint8]:
         """The arena itself: uint8[num_blocks, extent_bytes]."""
