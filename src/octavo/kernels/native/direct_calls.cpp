@@ -96,7 +96,7 @@ class AttentionCall {
           kv_{arena.data(), extent_bytes,           layer_offset, num_kv_heads, static_cast<int>(q.shape(2)),
               block_size,   kv_type_named(kv_dtype)},
           soft_cap_(soft_cap),
-          q_(q.data()),
+          q_(q.data(), q.data() + q.size()),
           width_(static_cast<int>(q.shape(1) * q.shape(2))),
           out_(out),
           work_(pool.num_threads(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), num_kv_heads,
@@ -135,12 +135,15 @@ class AttentionCall {
         if (row != static_cast<int64_t>(q.shape(0)))
             throw std::invalid_argument("the chunks have " + std::to_string(row) + " tokens, the queries " +
                                         std::to_string(q.shape(0)));
+        if (kv_.type == KVType::kQ8)
+            for (size_t at = 0; at < q_.size(); at += static_cast<size_t>(kv_.head_dim))
+                kernels_.rotate_query(q_.data() + at, kv_.head_dim);
         work_.plan(segments, block_size, share_prefixes);
     }
 
     void operator()() {
         ThreadPool::Session session(pool_);
-        work_.run(kernels_, pool_, kv_, soft_cap_, q_, width_, out_, width_);
+        work_.run(kernels_, pool_, kv_, soft_cap_, q_.data(), width_, out_, width_);
     }
 
   private:
@@ -148,7 +151,7 @@ class AttentionCall {
     const KernelTable& kernels_;
     PagedKV kv_;
     float soft_cap_;
-    const float* q_;
+    std::vector<float> q_;
     int width_;
     float* out_;
     AttentionWork work_;

@@ -122,7 +122,7 @@ constexpr int64_t kv_head_bytes(KVType type, int head_dim, int block_size) {
 
 // A row whose queries one attention task computes: the heads of a group that share the task's KV head.
 struct AttentionRow {
-    const float* q;  // [group][head_dim], already scaled
+    const float* q;  // [group][head_dim], already scaled, and for kQ8 rotated
     int length;      // positions it may see: its own and all before
     float* out;      // [group][head_dim]
     float* state;    // not null: no `out`, but the state of the task's one run [group][2 + head_dim]
@@ -172,6 +172,8 @@ struct KernelTable {
     // scale would not be a normal number zero codes.
     void (*store_key)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key);
     void (*store_value)(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* value);
+    // q [head_dim] as attention over kQ8 expects it: rotated as keys are, so that products stay the same.
+    void (*rotate_query)(float* q, int head_dim);
     void (*attention)(const AttentionTask& task);
     // Folds `runs` states of one KV head's group, in position order, into out [group][head_dim] (Milakov and
     // Gimelshein 2018; Dao et al. 2022).

@@ -16,6 +16,7 @@ const KernelTable kTable = {
     rope_head,
     store_key,
     store_value,
+    rotate_query,
     attention,
     fold_states,
     {

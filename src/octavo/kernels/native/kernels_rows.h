@@ -189,11 +189,46 @@ inline float head_codes(const float* x, int head_dim, int16_t* codes, float larg
 
 constexpr int kMostHeadDim = 256;
 
+// x [head_dim] -> sums and differences of its values: each block of n, the largest power of two that divides
+// head_dim, times the Hadamard matrix of n rows (Sylvester 1867). Returns n: rotated vectors have n times the
+// dot product.
+inline int rotate_head(float* x, int head_dim) {
+    const int n = head_dim & -head_dim;
+    for (int half = 1; half < n; half *= 2) {
+        for (int block = 0; block < head_dim; block += 2 * half) {
+            float* low = x + block;
+            float* high = low + half;
+            if (half < 8) {
+                for (int i = 0; i < half; ++i) {
+                    const float a = low[i], b = high[i];
+                    low[i] = a + b;
+                    high[i] = a - b;
+                }
+                continue;
+            }
+            for (int i = 0; i < half; i += 8) {
+                const F32x8 a = load(low + i), b = load(high + i);
+                store(low + i, add(a, b));
+                store(high + i, sub(a, b));
+            }
+        }
+    }
+    return n;
+}
+
+void rotate_query(float* q, int head_dim) {
+    const F32x8 by = broadcast(1.0f / static_cast<float>(rotate_head(q, head_dim)));
+    for (int d = 0; d < head_dim; d += 8) store(q + d, mul(load(q + d), by));
+}
+
 void store_key(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key) {
     uint8_t* to = key_block(kv, block, kv_head);
     if (kv.type == KVType::kQ8) {
         int16_t codes[kMostHeadDim];
-        block_scales(kv, to)[slot] = head_codes(key, kv.head_dim, codes, 127.0f);
+        float rotated[kMostHeadDim];
+        __builtin_memcpy(rotated, key, sizeof(float) * kv.head_dim);
+        rotate_head(rotated, kv.head_dim);
+        block_scales(kv, to)[slot] = head_codes(rotated, kv.head_dim, codes, 127.0f);
         for (int d = 0; d < kv.head_dim; ++d)
             to[(d / 2 * kv.block_size + slot) * 2 + d % 2] = static_cast<uint8_t>(codes[d]);
         return;

@@ -450,6 +450,7 @@ void Program::rope_and_store(int qkv, int layer, int64_t begin, int64_t end) {
             const int kv_head = (head - num_heads_) % num_kv_heads_;
             if (head < num_heads_) {
                 kernels_.rope_head(x, head_dim_, 2 * half, cos, sin, scale);
+                if (kv.type == KVType::kQ8) kernels_.rotate_query(x, head_dim_);
             } else if (head < num_heads_ + num_kv_heads_) {
                 kernels_.rope_head(x, head_dim_, 2 * half, cos, sin, 1.0f);
                 kernels_.store_key(kv, tile_.blocks[i], tile_.slots[i], kv_head, x);
