@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 # Mean KL in nats, largest KL, share of equal top tokens. Measured with Python 3.11's text, short and long:
 #   f16  0.00023 0.00023    0.003 0.004    98.9 % 98.7 %
 #   q8   0.00085 0.00064    0.017 0.010    98.3 % 97.8 %
-BOUNDS = {"f16": (0.0005, 0.02, 0.975), "q8": (0.002, 0.08, 0.965)}
+BOUNDS = {"f16": (0.0005, 0.02, 0.975), "q8": (0.001, 0.04, 0.97)}
 
 
 @pytest.fixture(scope="module")
