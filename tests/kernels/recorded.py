@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kernels.paged_kv import Kind
 from kernels.weights import Floats, packed
 from octavo.kernels import Matrix, Program, ThreadPool
 
-Halves = npt.NDArray[np.uint16]
+Bits16 = npt.NDArray[np.uint16]
+Codes = npt.NDArray[np.int8]
 
 
 def matrix_of(values: Floats) -> Matrix:
@@ -37,12 +39,14 @@ class StoredKV:
         threads: int = 1,
         block_size: int = 16,
         num_blocks: int = 1,
+        kv_dtype: str = "f16",
         inverse_frequencies: npt.NDArray[np.float64] | None = None,
         magnitude: float = 1.0,
     ) -> None:
         self.head_dim = keys.shape[1]
         self.block_size = block_size
-        self.arena = np.zeros((num_blocks, 2 * self.head_dim * block_size), dtype=np.uint16)
+        vector = self.head_dim + 4 if kv_dtype == "q8" else 2 * self.head_dim
+        self.arena = np.zeros((num_blocks, 2 * block_size * vector), dtype=np.uint8)
         program = Program(ThreadPool(threads), instruction_set, 256)
         qkv, out = program.buffer(3 * self.head_dim), program.buffer(self.head_dim)
         program.embed(matrix_of(np.concatenate([np.zeros_like(keys), keys, values], axis=1)), qkv)
@@ -51,7 +55,7 @@ class StoredKV:
         program.logits(out, np.ones(self.head_dim, dtype=np.float32), 1e-5, head)
         frequencies = np.zeros(0) if inverse_frequencies is None else inverse_frequencies
         program.rope(frequencies, magnitude)
-        program.bind(self.arena.ctypes.data, self.arena.strides[0], num_blocks, block_size)
+        program.bind(self.arena.ctypes.data, self.arena.strides[0], num_blocks, block_size, kv_dtype)
         self._program = program
 
     def run(self, tokens: Sequence[int], start: int, table: Sequence[int]) -> None:
@@ -60,15 +64,89 @@ class StoredKV:
             ints(tokens), ints([start]), ints([len(tokens)]), ints([0, len(table)]), ints(table)
         )
 
-    def keys(self) -> Halves:
-        """The arena's keys as bits: uint16[num_blocks, block_size, head_dim]."""
-        half = self.head_dim * self.block_size
-        return self.arena[:, :half].reshape(-1, self.head_dim, self.block_size).transpose(0, 2, 1)
+    def _half(self, second: bool) -> npt.NDArray[np.uint8]:
+        """Of every block what holds keys, or values."""
+        half = self.arena.shape[1] // 2
+        return np.ascontiguousarray(self.arena[:, half:] if second else self.arena[:, :half])
 
-    def values(self) -> Halves:
-        """The arena's values as bits: uint16[num_blocks, block_size, head_dim]."""
-        half = self.head_dim * self.block_size
-        return self.arena[:, half:].reshape(-1, self.block_size, self.head_dim)
+    def keys(self) -> Bits16:
+        """f16: the arena's keys as bits, uint16[num_blocks, block_size, head_dim]."""
+        keys = self._half(False).view(np.uint16).reshape(-1, self.head_dim, self.block_size)
+        return keys.transpose(0, 2, 1)
+
+    def values(self) -> Bits16:
+        """f16: the arena's values as bits, uint16[num_blocks, block_size, head_dim]."""
+        return self._half(True).view(np.uint16).reshape(-1, self.block_size, self.head_dim)
+
+    def key_codes(self) -> tuple[Codes, Floats]:
+        """q8: codes int8[num_blocks, block_size, head_dim] and scales float32[num_blocks, block_size]."""
+        codes, scales = self._codes_and_scales(False)
+        pairs = codes.reshape(-1, self.head_dim // 2, self.block_size, 2)
+        return pairs.transpose(0, 2, 1, 3).reshape(-1, self.block_size, self.head_dim), scales
+
+    def value_codes(self) -> tuple[Codes, Floats]:
+        """q8: the same of the values."""
+        codes, scales = self._codes_and_scales(True)
+        pairs = codes.reshape(-1, self.block_size // 2, self.head_dim, 2)
+        return pairs.transpose(0, 1, 3, 2).reshape(-1, self.block_size, self.head_dim), scales
+
+    def _codes_and_scales(self, second: bool) -> tuple[Codes, Floats]:
+        half, size = self._half(second), self.head_dim * self.block_size
+        return half[:, :size].copy().view(np.int8), half[:, size:].copy().view(np.float32)
+
+
+class Attending:
+    """A program of nothing but attention layers, all over the same queries, keys and values.
+
+    Token `i` embeds to rows[i]: float32[(num_heads + 2 * num_kv_heads) * head_dim], its queries not scaled
+    yet. What the layer `shown` gives is normed, with weights of 1: the program's logits. The arena's bytes
+    are 0xFF before they are written.
+    """
+
+    def __init__(
+        self,
+        rows: Floats,
+        heads: tuple[int, int, int],
+        kinds: Sequence[Kind],
+        *,
+        shown: int = 0,
+        threads: int = 1,
+        instruction_set: str = "",
+        block_size: int = 16,
+        num_blocks: int = 1,
+        row_tile: int = 256,
+    ) -> None:
+        """heads: num_heads, num_kv_heads, head_dim. kinds: of the layers, which all store alike."""
+        num_heads, num_kv_heads, head_dim = heads
+        kv_dtype = kinds[0].kv_dtype
+        vector = head_dim + 4 if kv_dtype == "q8" else 2 * head_dim
+        self.layer_bytes = 2 * num_kv_heads * block_size * vector
+        self.arena = np.full((num_blocks, len(kinds) * self.layer_bytes + 64), 0xFF, dtype=np.uint8)
+        width = num_heads * head_dim
+        self.program = Program(ThreadPool(threads), instruction_set, row_tile)
+        qkv, outs = self.program.buffer(rows.shape[1]), [self.program.buffer(width) for _ in kinds]
+        for kind, out in zip(kinds, outs, strict=True):
+            self.program.embed(matrix_of(rows), qkv)  # again: attention scales the queries in place
+            self.program.attention(qkv, out, num_heads, num_kv_heads, head_dim, kind.window, kind.soft_cap)
+        identity = matrix_of(np.eye(width, dtype=np.float32))
+        self.program.logits(outs[shown], np.ones(width, dtype=np.float32), 1e-5, identity)
+        self.program.bind(self.arena.ctypes.data, self.arena.strides[0], num_blocks, block_size, kv_dtype)
+
+    def run(self, *chunks: tuple[Sequence[int], int, Sequence[int]]) -> list[Floats]:
+        """One step of chunks (tokens, start, table). Returns: for each float32[tokens, width]."""
+        lens = [len(tokens) for tokens, _, _ in chunks]
+        out = self.program.logits_of_all_rows(
+            ints([token for tokens, _, _ in chunks for token in tokens]),
+            ints([start for _, start, _ in chunks]),
+            ints(lens),
+            ints(np.cumsum([0, *(len(table) for _, _, table in chunks)]).tolist()),
+            ints([block for _, _, table in chunks for block in table]),
+        )
+        return np.split(out, np.cumsum(lens)[:-1])
+
+    def counted(self) -> tuple[int, int]:
+        """Positions of KV heads read, and attended to, up to now."""
+        return self.program.kv_rows_read, self.program.kv_rows_attended
 
 
 def normed(x: Floats, weight: Floats, eps: float, *, instruction_set: str = "", threads: int = 1) -> Floats:

@@ -1,4 +1,4 @@
-"""The small operations of a step: what is stored as f16, rotation, norm and gate, each on every path."""
+"""The small operations of a step: what is stored, rotation, norm and gate, each on every path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.paged_kv import same_bytes
+from kernels.paged_kv import BLOCK_SIZES, SMALLEST_NORMAL, q8_codes, same_bytes
 from kernels.paths import EVERY_ARITHMETIC, EVERY_PATH, paths_like
 from kernels.recorded import StoredKV, gated_and_normed, normed
 from kernels.weights import Floats
@@ -52,13 +52,13 @@ def test_keys_and_values_are_stored_as_the_nearest_half(instruction_set: str) ->
         assert (np.isnan(bits.view(np.float16)) == ~numbers).all()
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_a_token_is_stored_to_its_own_slot_only(block_size: int) -> None:
     tokens = 3 * block_size
     random = np.random.default_rng(1)
     keys, values = random.standard_normal((2, tokens, 32)).astype(np.float32)
     stored = StoredKV(keys, values, block_size=block_size, num_blocks=5)
-    stored.arena[:] = 0x1234
+    stored.arena[:] = 0x34
     first, last = block_size - 3, 2 * block_size + 1
 
     stored.run(range(first, last), first, [4, 0, 2])
@@ -73,8 +73,8 @@ def test_a_token_is_stored_to_its_own_slot_only(block_size: int) -> None:
         for slot in range(block_size):
             position = expected.get((block, slot))
             if position is None:
-                assert (stored.keys()[block, slot] == 0x1234).all()
-                assert (stored.values()[block, slot] == 0x1234).all()
+                assert (stored.keys()[block, slot] == 0x3434).all()
+                assert (stored.values()[block, slot] == 0x3434).all()
             else:
                 assert np.array_equal(
                     stored.keys()[block, slot].view(np.float16), keys[position].astype(np.float16)
@@ -82,6 +82,96 @@ def test_a_token_is_stored_to_its_own_slot_only(block_size: int) -> None:
                 assert np.array_equal(
                     stored.values()[block, slot].view(np.float16), values[position].astype(np.float16)
                 )
+
+
+# --- Storing keys and values as codes of 8 bits
+
+
+def vectors_for_codes(head_dim: int) -> Floats:
+    """What networks have, what lies at the borders of scales and codes, and what nobody wants."""
+    random = np.random.default_rng(head_dim)
+    usual = random.standard_normal((300, head_dim)) * 10.0 ** random.integers(-46, 38, (300, 1))
+    outliers = random.standard_normal((50, head_dim))
+    outliers[:, random.integers(0, head_dim, 50)] *= 1e4
+    # Between two codes of a scale that is a power of two: to the even one, on both sides of 0.
+    ties = np.resize(np.arange(-127.0, 127.5, 0.5), (-(-509 // (head_dim - 2)), head_dim))
+    ties[:, 0], ties[:, -1] = 127.0, -127.0
+    near = np.nextafter(ties.astype(np.float32), np.float32(np.inf))
+    near[:, 0], near[:, -1] = 127.0, -126.5
+    smallest = np.float64(SMALLEST_NORMAL)
+    # Scales that are just normal, and just not; elements that are not, on a scale that is.
+    borders = np.zeros((6, head_dim))
+    borders[0, 3] = -127.0 * smallest
+    borders[1, 3] = np.nextafter(np.float32(127.0 * smallest), np.float32(0.0))
+    borders[2] = random.uniform(-0.99, 0.99, head_dim) * smallest
+    borders[2, 5] = 127.0 * smallest
+    borders[3] = random.uniform(-0.99, 0.99, head_dim) * smallest
+    borders[4] = smallest
+    borders[5, -1] = 2.0**-149
+    limits = np.zeros((5, head_dim))
+    limits[0], limits[1, 7] = np.finfo(np.float32).max, -np.finfo(np.float32).max
+    limits[2], limits[3], limits[4] = -0.0, 1.0, -1.0
+    limits[0, ::3] *= -1.0
+    with np.errstate(over="ignore"):
+        plain = np.concatenate([usual, outliers, ties, near, borders, limits]).astype(np.float32)
+    # One that is not finite, at any place.
+    spoiled = np.resize(plain, (3 * head_dim, head_dim))
+    spoiled[np.arange(3 * head_dim), np.resize(np.arange(head_dim), 3 * head_dim)] = np.repeat(
+        np.array([np.nan, np.inf, -np.inf], dtype=np.float32), head_dim
+    )
+    both = np.full((1, head_dim), np.inf, dtype=np.float32)
+    both[0, ::2] = -np.inf
+    bits = random.integers(0, 2**32, (200, head_dim), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    # Any bits, but numbers: of 256 one is not a number, most often.
+    numbers = np.where(np.isfinite(bits), bits, np.float32(0.0))
+    return np.concatenate([plain, spoiled, both, bits, numbers])
+
+
+@EVERY_PATH
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 256])
+def test_codes_and_scales_are_those_of_the_specification(head_dim: int, instruction_set: str) -> None:
+    """Byte for byte: zeros, subnormals, ties, the largest; NaN and infinity spoil their vector alone."""
+    wanted = vectors_for_codes(head_dim)
+    num_blocks = -(-len(wanted) // 16)
+    stored = StoredKV(
+        wanted,
+        wanted[::-1],
+        instruction_set=instruction_set,
+        threads=2,
+        num_blocks=num_blocks,
+        kv_dtype="q8",
+    )
+    stored.run(range(len(wanted)), 0, range(num_blocks))
+    for (codes, scales), vectors in ((stored.key_codes(), wanted), (stored.value_codes(), wanted[::-1])):
+        expected_codes, expected_scales = q8_codes(vectors)
+        found = codes.reshape(-1, head_dim)[: len(vectors)]
+        assert np.flatnonzero((found != expected_codes).any(axis=1)).tolist() == []
+        steps = scales.reshape(-1)[: len(vectors)]
+        assert (np.isnan(steps) == np.isnan(expected_scales)).all()
+        numbers = ~np.isnan(steps)
+        assert same_bytes(steps[numbers], expected_scales[numbers])
+    assert 3 * head_dim < np.isnan(expected_scales).sum() < len(wanted) - 300
+    assert (expected_scales == 0.0).sum() > 10
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_codes_of_a_token_are_stored_to_its_own_slot_only(block_size: int) -> None:
+    """Neighbours in a pair are other positions' codes."""
+    random = np.random.default_rng(1)
+    tokens = 3 * block_size
+    keys, values = random.standard_normal((2, tokens, 32)).astype(np.float32)
+    for first, last in ((block_size - 3, 2 * block_size + 1), (0, 1), (1, 2), (block_size, 2 * block_size)):
+        stored = StoredKV(keys, values, block_size=block_size, num_blocks=5, kv_dtype="q8")
+        stored.arena[:] = 0x34
+        stored.run(range(first, last), first, [4, 0, 2])
+        for (codes, scales), vectors in ((stored.key_codes(), keys), (stored.value_codes(), values)):
+            expected = np.full((5 * block_size, 32), 0x34, dtype=np.int8)
+            expected_scales = np.full(5 * block_size, 0x34343434, dtype=np.uint32).view(np.float32)
+            for position in range(first, last):
+                slot = [4, 0, 2][position // block_size] * block_size + position % block_size
+                expected[slot], expected_scales[slot] = q8_codes(vectors[position])
+            assert np.array_equal(codes.reshape(-1, 32), expected)
+            assert same_bytes(scales.reshape(-1), expected_scales)
 
 
 # --- Rotation
