@@ -43,6 +43,10 @@ def program_with_buffers() -> Program:
         (lambda p: p.attention(1, 2, 3, 2, 16), "3 query heads do not divide among 2 KV heads"),
         (lambda p: p.attention(1, 2, 1, 1, 8), "head size 8 "),
         (lambda p: p.attention(1, 2, 2, 1, 16), "buffers of 48 and 16 do not fit 2 "),
+        (lambda p: p.attention(1, 2, 1, 1, 16, -1), "window of -1 positions"),
+        (lambda p: p.attention(1, 2, 1, 1, 16, 0, -1.0), "capped at -1"),
+        (lambda p: p.attention(1, 2, 1, 1, 16, 0, np.nan), "capped at nan"),
+        (lambda p: p.attention(1, 2, 1, 1, 16, 0, np.inf), "capped at inf"),
         (lambda p: p.gated_linear(0, SQUARE, NARROW, 2), "matrix of 8 over 8 .* buffers of 16 and 16"),
         (lambda p: p.gated_linear(0, SQUARE, SQUARE, 1), "matrix of 16 over 16 .* buffers of 16 and 48"),
         (lambda p: p.gated_linear(0, SQUARE, SQUARE, 0), "cannot replace the rows it reads"),
@@ -73,19 +77,23 @@ def test_layers_of_unequal_heads_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extent", "block_size", "message"),
+    ("extent", "block_size", "kv_dtype", "message"),
     [
-        (4096, 0, "block size 0 "),
-        (4096, 12, "block size 12 "),
-        (65_536, 128, "block size 128 "),
-        (1023, 16, "extents of 1023 bytes do not hold blocks of 1024"),
+        (4096, 0, "f16", "block size 0 "),
+        (4096, 12, "f16", "block size 12 "),
+        (65_536, 512, "f16", "block size 512 "),
+        (1023, 16, "f16", "extents of 1023 bytes do not hold blocks of 1024"),
+        (639, 16, "q8", "extents of 639 bytes do not hold blocks of 640"),
+        (4096, 16, "q4", "f16 or q8, not as 'q4'"),
     ],
 )
-def test_blocks_that_the_kernels_do_not_have_are_refused(extent: int, block_size: int, message: str) -> None:
+def test_blocks_that_the_kernels_do_not_have_are_refused(
+    extent: int, block_size: int, kv_dtype: str, message: str
+) -> None:
     program = program_with_buffers()
     program.attention(1, 2, 1, 1, 16)
     with pytest.raises(ValueError, match=message):
-        program.bind(4096, extent, 1, block_size)
+        program.bind(4096, extent, 1, block_size, kv_dtype)
 
 
 @pytest.mark.parametrize("row_tile", [0, -1, 257])
