@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -205,7 +206,7 @@ void compare_row_kernels(Comparison& compare, Kind kind, int n, Random& random) 
 void compare_storing(Comparison& compare, Random& random) {
     constexpr int kHeads = 3, kDim = 16, kBlockSize = 8;
     constexpr size_t kHalves = 2 * kHeads * kDim * kBlockSize;
-    PagedKV kv{nullptr, kHalves * 2, 0, kHeads, kDim, kBlockSize};
+    PagedKV kv{nullptr, kHalves * 2, 0, kHeads, kDim, kBlockSize, KVType::kF16};
     for (int slot = 0; slot < 800; ++slot) {
         std::vector<float> k(kHeads * kDim), v(kHeads * kDim);
         for (float& x : k) x = random.any_bits();
@@ -223,6 +224,42 @@ void compare_storing(Comparison& compare, Random& random) {
                 kernels.store_value(to, 0, slot % kBlockSize, head, v.data() + head * kDim);
             }
         });
+    }
+}
+
+// Codes and scales of rows of one kind, each to its slot of a block that is full of other bytes.
+void compare_storing_codes(Comparison& compare, Kind kind, int head_dim, Random& random) {
+    constexpr int kHeads = 2, kBlockSize = 8;
+    const size_t codes = static_cast<size_t>(head_dim) * kBlockSize;
+    const int64_t head_bytes = kv_head_bytes(KVType::kQ8, head_dim, kBlockSize);
+    PagedKV kv{nullptr, 2 * kHeads * head_bytes, 0, kHeads, head_dim, kBlockSize, KVType::kQ8};
+    const std::string what = "rows of kind " + std::to_string(static_cast<int>(kind)) + " and width " +
+                             std::to_string(head_dim) + ", stored ";
+    for (int i = 0; i < 2 * kBlockSize; ++i) {
+        const std::vector<float> k = row_of(kind, kHeads * head_dim, random);
+        const std::vector<float> v = row_of(kind, kHeads * head_dim, random);
+        // part(head, codes and scales of a head's keys, or values).
+        const auto stored = [&](const KernelTable& kernels, auto part) {
+            std::vector<uint8_t> arena(static_cast<size_t>(kv.extent_bytes), 0x55);
+            PagedKV to = kv;
+            to.arena = arena.data();
+            for (int head = 0; head < kHeads; ++head) {
+                kernels.store_key(to, 0, i % kBlockSize, head, k.data() + head * head_dim);
+                kernels.store_value(to, 0, i % kBlockSize, head, v.data() + head * head_dim);
+            }
+            for (int head = 0; head < 2 * kHeads; ++head) part(head, arena.data() + head * head_bytes);
+        };
+        compare.run<int8_t>(
+            what + "codes", 2 * kHeads * codes, 0, [&](const KernelTable& kernels, int8_t* out) {
+                stored(kernels,
+                       [&](int head, const uint8_t* at) { std::memcpy(out + head * codes, at, codes); });
+            });
+        compare.run<float>(what + "scales", 2 * kHeads * kBlockSize, 0.0f,
+                           [&](const KernelTable& kernels, float* out) {
+                               stored(kernels, [&](int head, const uint8_t* at) {
+                                   std::memcpy(out + head * kBlockSize, at + codes, 4 * kBlockSize);
+                               });
+                           });
     }
 }
 
@@ -284,75 +321,168 @@ void compare_matmul(Comparison& compare, const FileBlock& block, int columns, in
 }
 
 struct AttentionCase {
+    KVType type;
     int head_dim, group, block_size, first_position, rows;
+    int window = 0;
+    float soft_cap = 0.0f;
     bool bad_key = false;  // one that is no number
+
+    std::string shown() const {
+        return std::string(type == KVType::kQ8 ? "q8" : "f16") + " attention, heads of " +
+               std::to_string(head_dim) + ", group of " + std::to_string(group) + ", blocks of " +
+               std::to_string(block_size) + ", " + std::to_string(rows) + " rows from " +
+               std::to_string(first_position) + (window > 0 ? ", window of " + std::to_string(window) : "") +
+               (soft_cap > 0.0f ? ", soft cap of " + std::to_string(soft_cap) : "") +
+               (bad_key ? ", a bad key" : "");
+    }
+};
+
+// Keys and values of one of two KV heads of one sequence, its blocks scattered. What no row sees is
+// unwritten, and unwritten bytes make no numbers.
+class Sequence {
+  public:
+    Sequence(const AttentionCase& c, Random& random)
+        : head_bytes_(kv_head_bytes(c.type, c.head_dim, c.block_size)),
+          kv_{nullptr, 2 * kHeads * head_bytes_, 0, kHeads, c.head_dim, c.block_size, c.type},
+          table_(static_cast<size_t>((c.first_position + c.rows + c.block_size - 1) / c.block_size)) {
+        const int length = c.first_position + c.rows, blocks = static_cast<int>(table_.size());
+        for (int i = 0; i < blocks; ++i) table_[i] = i;
+        for (int i = blocks - 1; i > 0; --i) std::swap(table_[i], table_[random.below(i + 1)]);
+        // One block more, which is nobody's.
+        arena_.assign(static_cast<size_t>(kv_.extent_bytes) * (blocks + 1), 0xff);
+        kv_.arena = arena_.data();
+        const int first =
+            c.window > 0 && c.first_position + 1 > c.window ? c.first_position + 1 - c.window : 0;
+        for (int position = first; position < length; ++position) write(position, random);
+        for (int i = 0; i < first / c.block_size; ++i) table_[i] = blocks;
+        if (c.bad_key) {
+            const int position = length / 2, slot = position % c.block_size;
+            if (c.type == KVType::kQ8)
+                put(keys(position) + head_bytes_ - 4 * (c.block_size - slot), NAN);
+            else
+                put(keys(position) + 2 * slot, uint16_t{0x7e00});
+        }
+    }
+    Sequence(const Sequence&) = delete;
+
+    static constexpr int kHeads = 2, kHead = 1;
+    const PagedKV& kv() const { return kv_; }
+    const int32_t* table() const { return table_.data(); }
+
+  private:
+    template <class Value>
+    static void put(uint8_t* at, Value value) {
+        std::memcpy(at, &value, sizeof value);
+    }
+    uint8_t* keys(int position) {
+        return arena_.data() + table_[position / kv_.block_size] * kv_.extent_bytes + kHead * head_bytes_;
+    }
+    void write(int position, Random& random) {
+        const int bs = kv_.block_size, hd = kv_.head_dim, slot = position % bs;
+        uint8_t* k = keys(position);
+        uint8_t* v = k + kHeads * head_bytes_;
+        for (int d = 0; d < hd; ++d) {
+            if (kv_.type == KVType::kQ8) {
+                put(k + (d / 2 * bs + slot) * 2 + d % 2, static_cast<int8_t>(random.below(255) - 127));
+                put(v + (slot / 2 * hd + d) * 2 + slot % 2, static_cast<int8_t>(random.below(255) - 127));
+            } else {
+                put(k + 2 * (d * bs + slot), random.half());
+                put(v + 2 * (slot * hd + d), random.half());
+            }
+        }
+        if (kv_.type == KVType::kQ8)
+            for (uint8_t* at : {k, v}) put(at + hd * bs + 4 * slot, std::fabs(random.uniform()) / 64.0f);
+    }
+
+    int64_t head_bytes_;
+    PagedKV kv_;
+    std::vector<int32_t> table_;
+    std::vector<uint8_t> arena_;
+};
+
+// What a task computes in, of exactly the size it asks for. Its bytes are others for every task.
+class Scratch {
+  public:
+    explicit Scratch(int head_dim)
+        : size_(static_cast<size_t>(attention_scratch_bytes(head_dim))),
+          bytes_(static_cast<uint8_t*>(::operator new(size_, std::align_val_t{64}))) {}
+    ~Scratch() { ::operator delete(bytes_, std::align_val_t{64}); }
+    Scratch(const Scratch&) = delete;
+    void* dirty() {
+        std::memset(bytes_, ++count_ % 2 == 0 ? 0x3f : 0xff, size_);
+        return bytes_;
+    }
+
+  private:
+    size_t size_;
+    uint8_t* bytes_;
+    int count_ = 0;
 };
 
 void compare_attention(Comparison& compare, const AttentionCase& c, Random& random) {
-    constexpr int kHeads = 2, kHead = 1;
-    const int length = c.first_position + c.rows, blocks = (length + c.block_size - 1) / c.block_size;
-    const int64_t head = int64_t{c.head_dim} * c.block_size, extent = 2 * kHeads * head;
-    std::vector<int32_t> table(static_cast<size_t>(blocks));
-    for (int i = 0; i < blocks; ++i) table[i] = i;
-    for (int i = blocks - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
-    std::vector<uint16_t> arena(static_cast<size_t>(extent) * blocks, 0xffffu);  // unwritten: no numbers
-    for (int position = 0; position < length; ++position) {
-        uint16_t* k = arena.data() + table[position / c.block_size] * extent + kHead * head;
-        uint16_t* v = k + kHeads * head;
-        const int slot = position % c.block_size;
-        for (int d = 0; d < c.head_dim; ++d) {
-            k[d * c.block_size + slot] = random.half();
-            v[slot * c.head_dim + d] = random.half();
-        }
-    }
-    if (c.bad_key)
-        arena[table[length / 2 / c.block_size] * extent + kHead * head + length / 2 % c.block_size] = 0x7e00u;
-    const int width = c.group * c.head_dim, runs = (length + kRunTokens - 1) / kRunTokens;
-    std::vector<float> q = row_of(Kind::kOutliers, c.rows * width, random);
-    std::vector<float> scratch(static_cast<size_t>(attention_scratch_floats(c.head_dim)));
-    const AttentionTask task{
-        .kv = {reinterpret_cast<uint8_t*>(arena.data()), 2 * extent, 0, kHeads, c.head_dim, c.block_size},
-        .block_table = table.data(),
-        .q = q.data(),
-        .q_stride = width,
-        .group = c.group,
-        .kv_head = kHead,
-        .first_position = c.first_position,
-        .num_rows = c.rows,
-        .run_begin = 0,
-        .run_end = runs,
-        .states = nullptr,
-        .out = nullptr,
-        .out_stride = width,
-        .scratch = scratch.data()};
-    const std::string what = "attention, heads of " + std::to_string(c.head_dim) + ", group of " +
-                             std::to_string(c.group) + ", blocks of " + std::to_string(c.block_size) + ", " +
-                             std::to_string(c.rows) + " rows from " + std::to_string(c.first_position) +
-                             (c.bad_key ? ", a bad key" : "");
-    const FlushDenormals flush;
-    compare.run<float>(what, q.size(), 0.0f, [&](const KernelTable& kernels, float* out) {
-        AttentionTask whole = task;
-        whole.out = out;
-        kernels.attention(whole);
-    });
-    if (c.rows > 1) return;
-    const size_t size = static_cast<size_t>(c.group) * (2 + c.head_dim);
-    const auto compute_states = [&](const KernelTable& kernels, float* states) {
-        for (int run = 0; run < runs; ++run) {
-            AttentionTask one = task;
-            one.run_begin = run;
-            one.run_end = run + 1;
-            one.states = states + run * size;
-            kernels.attention(one);
-        }
+    const Sequence sequence(c, random);
+    const int width = c.group * c.head_dim, length = c.first_position + c.rows;
+    const int first_run =
+        c.window > 0 && c.first_position + 1 > c.window ? (c.first_position + 1 - c.window) / kRunTokens : 0;
+    const int end_run = (length + kRunTokens - 1) / kRunTokens, runs = end_run - first_run;
+    const std::vector<float> q = row_of(Kind::kOutliers, c.rows * width, random);
+    Scratch scratch(c.head_dim);
+    // Rows [row, row + count) over runs [begin, end), to `out` or as states.
+    const auto attend = [&](const KernelTable& kernels, int row, int count, int begin, int end, float* out,
+                            float* states) {
+        std::vector<AttentionRow> rows;
+        const int64_t state = static_cast<int64_t>(c.group) * (2 + c.head_dim);
+        for (int i = row; i < row + count; ++i)
+            rows.push_back({q.data() + i * width, c.first_position + i + 1, out ? out + i * width : nullptr,
+                            states ? states + (i - row) * state : nullptr});
+        AttentionTask task{.kv = sequence.kv(),
+                           .block_table = sequence.table(),
+                           .kv_head = Sequence::kHead,
+                           .group = c.group,
+                           .rows = rows.data(),
+                           .num_rows = count,
+                           .run_begin = begin,
+                           .run_end = end,
+                           .window = c.window,
+                           .soft_cap = c.soft_cap,
+                           .scratch = scratch.dirty(),
+                           .fetched = row % 2 != 0,
+                           .next = nullptr};
+        const AttentionTask next = task;
+        if (row % 3 == 0) task.next = &next;
+        kernels.attention(task);
     };
-    // Of scores of which one is no number the maximum may be any.
-    if (!c.bad_key) compare.run<float>(what + ", states", runs * size, 0.0f, compute_states);
-    compare.run<float>(what + ", folded", static_cast<size_t>(width), 0.0f,
-                       [&](const KernelTable& kernels, float* out) {
-                           std::vector<float> states(runs * size);
-                           compute_states(kernels, states.data());
-                           kernels.fold_states(states.data(), runs, c.group, c.head_dim, out);
+    const FlushDenormals flush;
+    // Together on the path, each alone on the portable one: bytes do not depend on it.
+    compare.run<float>(c.shown(), q.size(), 0.0f, [&](const KernelTable& kernels, float* out) {
+        const int at_once = &kernels == &portable_kernels() ? 1 : c.rows;
+        for (int row = 0; row < c.rows; row += at_once)
+            attend(kernels, row, at_once, first_run, end_run, out, nullptr);
+    });
+    if (c.rows == 1) {
+        const size_t size = static_cast<size_t>(width) + 2 * c.group;
+        const auto compute_states = [&](const KernelTable& kernels, float* states) {
+            for (int run = 0; run < runs; ++run)
+                attend(kernels, 0, 1, first_run + run, first_run + run + 1, nullptr, states + run * size);
+        };
+        // Of scores of which one is no number the maximum may be any.
+        if (!c.bad_key) compare.run<float>(c.shown() + ", states", runs * size, 0.0f, compute_states);
+        compare.run<float>(c.shown() + ", folded", static_cast<size_t>(width), 0.0f,
+                           [&](const KernelTable& kernels, float* out) {
+                               std::vector<float> states(runs * size);
+                               compute_states(kernels, states.data());
+                               kernels.fold_states(states.data(), runs, c.group, c.head_dim, out);
+                           });
+        return;
+    }
+    // As rows of several sequences that have a whole run in common: all of them see it.
+    if (c.first_position + 1 < kRunTokens || (c.window > 0 && c.window < length) || c.bad_key) return;
+    const size_t all = static_cast<size_t>(c.rows) * c.group * (2 + c.head_dim);
+    compare.run<float>(c.shown() + ", states of a common run", all, 0.0f,
+                       [&](const KernelTable& kernels, float* states) {
+                           const int at_once = &kernels == &portable_kernels() ? 1 : c.rows;
+                           for (int row = 0; row < c.rows; row += at_once)
+                               attend(kernels, row, at_once, 0, 1, nullptr, states + row * all / c.rows);
                        });
 }
 
@@ -378,6 +508,7 @@ int64_t compare_all(const KernelTable& path) {
         for (int kind = 0; kind < static_cast<int>(Kind::kCount); ++kind) {
             for (int i = 0; i < 20; ++i) compare_quantising(compare, static_cast<Kind>(kind), random);
             for (int n = 1; n <= 64; ++n) compare_row_kernels(compare, static_cast<Kind>(kind), n, random);
+            for (int n : {16, 48, 256}) compare_storing_codes(compare, static_cast<Kind>(kind), n, random);
         }
         compare_storing(compare, random);
     }
@@ -392,16 +523,27 @@ int64_t compare_all(const KernelTable& path) {
     for (int k : {1, 3, 37})
         for (int i = 0; i < 3; ++i)
             compare_matmul(compare, kFileBlocks[i], 21, k, 9, Kind::kOutliers, pool, random);
-    for (int head_dim : {64, 80, 128}) {
-        for (const auto& [group, rows] :
-             {std::pair{1, 1}, {1, 7}, {2, 3}, {3, 1}, {4, 2}, {5, 1}, {6, 8}, {13, 1}, {3, 16}})
-            for (int first : {0, 21, 250}) {
-                const int block_size = 8 << random.below(4);
-                compare_attention(compare, {head_dim, group, block_size, first, rows}, random);
+    const std::pair<int, int> groups_and_rows[] = {{1, 1}, {1, 7}, {2, 3}, {3, 1},  {4, 2},  {5, 1}, {6, 8},
+                                                   {7, 3}, {8, 1}, {9, 2}, {13, 1}, {3, 16}, {1, 48}};
+    for (const KVType type : {KVType::kF16, KVType::kQ8})
+        for (int head_dim : {16, 64, 80, 128, 256}) {
+            for (const auto& [group, rows] : groups_and_rows) {
+                if (head_dim > 128 && rows > 7) continue;  // seconds in an emulator
+                const int block_size = std::vector{8, 16, 32, 256}[random.below(4)];
+                for (int first : {0, 21, 250, 300}) {
+                    const int window = std::vector{0, 0, 9, 100, 260}[random.below(5)];
+                    const float soft_cap = std::vector{0.0f, 0.0f, 30.0f}[random.below(3)];
+                    compare_attention(
+                        compare, {type, head_dim, group, block_size, first, rows, window, soft_cap}, random);
+                }
             }
-        compare_attention(compare, {head_dim, 4, 16, 600, 1}, random);
-        for (int first : {20, 301}) compare_attention(compare, {head_dim, 3, 32, first, 1, true}, random);
-    }
+            for (int block_size : {8, 16, 256})
+                compare_attention(compare, {type, head_dim, 4, block_size, 600, 1}, random);
+            for (int first : {20, 301})
+                compare_attention(compare,
+                                  {type, head_dim, 3, 32, first, 1, 0, head_dim == 64 ? 20.0f : 0.0f, true},
+                                  random);
+        }
     return compare.values();
 }
 
