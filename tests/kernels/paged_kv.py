@@ -9,6 +9,7 @@ The layouts are the specification's (docs/kernels.md). In a layer of a block, fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,6 +113,39 @@ def random_chunk(random: np.random.Generator, kv: KV, group: int, start: int, ro
 def joined(*parts: KV) -> KV:
     """One sequence of these, one after another."""
     return KV(np.concatenate([part.keys for part in parts]), np.concatenate([part.values for part in parts]))
+
+
+def turned(vectors: Floats) -> Floats:
+    """Keys float32[..., head_dim] as q8 stores them: blocks of n, the largest power of two that divides
+    head_dim, times the Hadamard matrix of n rows (Sylvester 1867), in rounds of sums and differences at
+    distances 1, 2, 4, ..., in float32 where denormals count as zero.
+    """
+
+    def normal(x: Floats) -> Floats:
+        return np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0.0), x)
+
+    x = normal(vectors)
+    half = 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        while half < hadamard_size(vectors.shape[-1]):
+            pairs = x.reshape(*x.shape[:-1], vectors.shape[-1] // (2 * half), 2, half)
+            low, high = pairs[..., 0, :], pairs[..., 1, :]
+            x = normal(np.stack([low + high, low - high], axis=-2).reshape(x.shape))
+            half *= 2
+    return x
+
+
+def hadamard_size(head_dim: int) -> int:
+    """Rows of the matrix that keys are rotated with."""
+    return head_dim & -head_dim
+
+
+def hadamard(head_dim: int) -> Doubles:
+    """float64[head_dim, head_dim], the matrix of `turned`: it is its own inverse, times its size."""
+    n = hadamard_size(head_dim)
+    bits = np.arange(n)
+    signs = np.array([[(-1.0) ** bin(i & j).count("1") for j in bits] for i in bits])
+    return np.kron(np.eye(head_dim // n), signs)
 
 
 def q8_codes(vectors: Floats) -> tuple[Codes, Floats]:
@@ -260,7 +294,8 @@ class Arena:
             shape = (num_blocks * self.block_size, self.kv_heads, self.head_dim)
             codes = np.full(shape, self._poison.code, dtype=np.uint8)
             scales = np.full(shape[:2], self._poison.scale, dtype=np.uint32)
-            written, steps = q8_codes(vectors[first:].astype(np.float32))
+            as_floats = vectors[first:].astype(np.float32)
+            written, steps = q8_codes(turned(as_floats) if is_keys else as_floats)
             codes[first : len(kv)] = written.view(np.uint8)
             scales[first : len(kv)] = steps.view(np.uint32)
             if is_keys:  # [block][slot][head][pair][2] -> [block][head][pair][slot][2]
@@ -289,7 +324,7 @@ class _Stored:
         return self.codes * self.steps[:, None]
 
 
-def _stored(vectors: Halves, kv_dtype: str) -> _Stored:
+def _stored(vectors: Halves, kv_dtype: str) -> _Stored:  # values, which are not rotated
     if kv_dtype == "q8":
         codes, steps = q8_codes(vectors.astype(np.float32))
         return _Stored(codes.astype(np.float64), steps.astype(np.float64))
@@ -304,7 +339,9 @@ def float64_attention(chunk: Chunk, kind: Kind = PLAIN) -> tuple[Doubles, Double
     - A score of head_dim float products is off by (head_dim + 1) e sum |q k|, fused or not.
     - q8: q becomes int16 codes on a step of max |q| / 32,767. A code is off by half a step and by the
       roundings of 1 / step and of the product, 3 e x 32,767 < 0.01 of a step. The sum of codes is exact; its
-      conversion and two scales round once each. So a score is off by 0.51 step sum |k| + 4 e sum |q k|.
+      conversion and two scales round once each. So a score is off by 0.51 step sum |k| + 4 e sum |q k|,
+      where q and k are rotated. Rotating q in log2 n rounds of additions, each partial sum at most sum |q|,
+      and dividing by n, puts log2 n e sum |q| / n more to each of its elements.
     - soft cap: tanh y = 1 - 2 / (1 + e^2y), off by 10 e in absolute terms: 2y is rounded twice, and
       x / (2 cosh^2 (x / 2)) < 0.45; the exp is off by two ulp, 4 e, of which at most half arrives; the sum,
       the quotient (at most 2) and the difference round once each; and so does the product with the cap.
@@ -326,12 +363,20 @@ def float64_attention(chunk: Chunk, kind: Kind = PLAIN) -> tuple[Doubles, Double
     for kv_head in range(kv_heads):
         heads = slice(kv_head * group, (kv_head + 1) * group)
         q = chunk.queries[:, heads].astype(np.float64).reshape(rows * group, head_dim)
-        keys = _stored(chunk.kv.keys[: chunk.end, kv_head], kind.kv_dtype).numbers
+        keys = chunk.kv.keys[: chunk.end, kv_head].astype(np.float64)
+        rotation_error = np.zeros((len(q), 1))
+        if kind.kv_dtype == "q8":
+            size = hadamard_size(head_dim)
+            rotation_error = math.log2(size) * EPSILON * np.abs(q).sum(axis=1, keepdims=True) / size
+            codes, steps = q8_codes(turned(chunk.kv.keys[: chunk.end, kv_head].astype(np.float32)))
+            keys = codes.astype(np.float64) * steps[:, None].astype(np.float64)
+            q = q @ hadamard(head_dim) / size
         values = _stored(chunk.kv.values[: chunk.end, kv_head], kind.kv_dtype)
         scores, magnitudes = q @ keys.T, np.abs(q) @ np.abs(keys).T
         if kind.kv_dtype == "q8":
             query_step = np.abs(q).max(axis=1, keepdims=True) / 32767.0
-            score_error = 0.51 * query_step * np.abs(keys).sum(axis=1) + 4.0 * EPSILON * magnitudes
+            score_error = (0.51 * query_step + rotation_error) * np.abs(keys).sum(axis=1)
+            score_error += 4.0 * EPSILON * magnitudes
         else:
             score_error = (head_dim + 1) * EPSILON * magnitudes
         if kind.soft_cap:

@@ -43,4 +43,6 @@ def test_the_file_of_a_path_shows_the_linker_nothing_but_its_table(path: str, tm
         text=True,
     )
     symbols = [line.split(maxsplit=2)[2] for line in listed.stdout.splitlines() if line.strip()]
+    # A pointer to the C++ runtime, the same wherever a compiler puts it; no code.
+    symbols = [name for name in symbols if name != "DW.ref.__gxx_personality_v0"]
     assert symbols == [f"octavo::{path}_kernels()"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.paged_kv import BLOCK_SIZES, SMALLEST_NORMAL, q8_codes, same_bytes
+from kernels.paged_kv import BLOCK_SIZES, SMALLEST_NORMAL, q8_codes, same_bytes, turned
 from kernels.paths import EVERY_ARITHMETIC, EVERY_PATH, paths_like
 from kernels.recorded import StoredKV, gated_and_normed, normed
 from kernels.weights import Floats
@@ -142,7 +142,10 @@ def test_codes_and_scales_are_those_of_the_specification(head_dim: int, instruct
         kv_dtype="q8",
     )
     stored.run(range(len(wanted)), 0, range(num_blocks))
-    for (codes, scales), vectors in ((stored.key_codes(), wanted), (stored.value_codes(), wanted[::-1])):
+    for (codes, scales), vectors in (
+        (stored.key_codes(), turned(wanted)),
+        (stored.value_codes(), wanted[::-1]),
+    ):
         expected_codes, expected_scales = q8_codes(vectors)
         found = codes.reshape(-1, head_dim)[: len(vectors)]
         assert np.flatnonzero((found != expected_codes).any(axis=1)).tolist() == []
@@ -164,7 +167,7 @@ def test_codes_of_a_token_are_stored_to_its_own_slot_only(block_size: int) -> No
         stored = StoredKV(keys, values, block_size=block_size, num_blocks=5, kv_dtype="q8")
         stored.arena[:] = 0x34
         stored.run(range(first, last), first, [4, 0, 2])
-        for (codes, scales), vectors in ((stored.key_codes(), keys), (stored.value_codes(), values)):
+        for (codes, scales), vectors in ((stored.key_codes(), turned(keys)), (stored.value_codes(), values)):
             expected = np.full((5 * block_size, 32), 0x34, dtype=np.int8)
             expected_scales = np.full(5 * block_size, 0x34343434, dtype=np.uint32).view(np.float32)
             for position in range(first, last):

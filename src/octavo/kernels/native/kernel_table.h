@@ -116,7 +116,7 @@ struct PagedKV {
 };
 
 // Bytes of one KV head's keys, or of its values, in a block.
-constexpr int64_t kv_head_bytes(KVType type, int head_dim, int block_size) {
+static constexpr int64_t kv_head_bytes(KVType type, int head_dim, int block_size) {
     return static_cast<int64_t>(block_size) * (type == KVType::kF16 ? 2 * head_dim : head_dim + 4);
 }
 
@@ -191,7 +191,7 @@ struct KernelTable {
 };
 
 // Rounded up for each part to a line.
-constexpr int64_t attention_scratch_bytes(int head_dim) {
+static constexpr int64_t attention_scratch_bytes(int head_dim) {
     return int64_t{kMaxQueryVectors} * (6 * kRunTokens + 14 * head_dim) + kSliceBytes + 8 * kRunTokens +
            10 * 64;
 }

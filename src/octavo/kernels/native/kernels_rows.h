@@ -189,12 +189,13 @@ inline float head_codes(const float* x, int head_dim, int16_t* codes, float larg
 
 constexpr int kMostHeadDim = 256;
 
-// x [head_dim] -> sums and differences of its values: each block of n, the largest power of two that divides
-// head_dim, times the Hadamard matrix of n rows (Sylvester 1867). Returns n: rotated vectors have n times the
-// dot product.
-inline int rotate_head(float* x, int head_dim) {
-    const int n = head_dim & -head_dim;
-    for (int half = 1; half < n; half *= 2) {
+// Of the Hadamard matrix that heads are rotated with: the largest power of two that divides head_dim.
+inline int rotation_size(int head_dim) { return head_dim & -head_dim; }
+
+// x [head_dim], each block of n = rotation_size, times the matrix (Sylvester 1867): sums and differences at
+// distances 1, 2, 4, ... Two rotated vectors have n times the dot product.
+inline void rotate_head(float* x, int head_dim) {
+    for (int half = 1; half < rotation_size(head_dim); half *= 2) {
         for (int block = 0; block < head_dim; block += 2 * half) {
             float* low = x + block;
             float* high = low + half;
@@ -213,12 +214,13 @@ inline int rotate_head(float* x, int head_dim) {
             }
         }
     }
-    return n;
 }
 
+// Divided first, so that nothing overflows.
 void rotate_query(float* q, int head_dim) {
-    const F32x8 by = broadcast(1.0f / static_cast<float>(rotate_head(q, head_dim)));
+    const F32x8 by = broadcast(1.0f / static_cast<float>(rotation_size(head_dim)));
     for (int d = 0; d < head_dim; d += 8) store(q + d, mul(load(q + d), by));
+    rotate_head(q, head_dim);
 }
 
 void store_key(const PagedKV& kv, int64_t block, int slot, int kv_head, const float* key) {
