@@ -226,7 +226,7 @@ def test_blocks_order_threads_and_instructions_change_no_byte(
     block_size=st.sampled_from(BLOCK_SIZES),
     poison=st.sampled_from([NAN, INFINITY]),
 )
-@settings(max_examples=600)
+@settings(max_examples=400)
 def test_larger_batches_are_right_and_the_same_everywhere(
     instruction_set: str, shape: Shape, kind: Kind, block_size: int, poison: Poison
 ) -> None:
@@ -300,7 +300,7 @@ def test_positions_written_later_change_no_byte(kind: Kind) -> None:
 
 
 @EVERY_KV_DTYPE
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_more_long_contexts_than_there_is_room_for_run_states_change_no_byte(
     kind: Kind, threads: int
 ) -> None:
@@ -317,7 +317,7 @@ def test_more_long_contexts_than_there_is_room_for_run_states_change_no_byte(
 
 @EVERY_ARITHMETIC
 @given(shape=shapes(6_000_000), kind=kinds(), block_size=st.sampled_from(BLOCK_SIZES))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_what_nobody_wrote_is_never_read(
     instruction_set: str, shape: Shape, kind: Kind, block_size: int
 ) -> None:
@@ -333,7 +333,7 @@ def test_what_nobody_wrote_is_never_read(
 
 @EVERY_PATH
 @EVERY_KIND
-@pytest.mark.parametrize("group", [1, 3, 13])
+@pytest.mark.parametrize("group", [3, 13])
 @pytest.mark.parametrize("what", ["keys", "values"])
 def test_a_position_that_is_not_a_number_spoils_only_the_rows_that_see_it(
     what: str, group: int, kind: Kind, instruction_set: str

@@ -233,7 +233,7 @@ def test_any_branching_changes_no_byte(
 @pytest.mark.slow
 @EVERY_ARITHMETIC
 @given(branches=branchings, kind=kinds(), threads=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=600)
+@settings(max_examples=400)
 def test_more_branchings_change_no_byte(
     instruction_set: str, branches: list[Branch], kind: Kind, threads: int, seed: int
 ) -> None:
