@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from octavo.bench.attention_steps import AttentionShape, AttentionSteps, NewTokens, Room, StoredKV
 from octavo.bench.limits import Limits
-from octavo.bench.recorded import Ints, RecordedProgram, chunks_without_kv, spread_of_one
-from octavo.kernels import Program, ThreadPool
-from octavo.kv.arena import Arena
-from octavo.kv.layout import KVLayout
+from octavo.bench.recorded import spread_of_one
+from octavo.kernels import ThreadPool
 
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 STREAMS = (1, 2, 4, 8, 16)
 PROMPTS = (512, 3000)
+CHUNKS = (8192, 32768)
+CHUNK_TOKENS = 256
 
 _OPERATIONS_A_STEP = 8e9
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Heads of one layer, and how many layers lie in a block between its first and its last byte."""
-
-    model: str
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
     """One layer: the new tokens' keys and values stored, then attended.
 
-    kind: "decode" (a token for each of `streams` sequences of `context` tokens, it included) or "prefill"
-    (all `context` tokens of one prompt). seconds: median, with the fastest and slowest repeat. kv_from:
-    "memory" for decode, which finds KV that the caches cannot hold any more, "cache" for prefill, which has
-    just stored it.
-    gflops: 4 x heads x head_dim for each pair of a token and one it sees. kv_gbs: KV bytes that must be read
-    once, 10^9 a second.
+    kind: "decode" (a token for each of `streams` sequences of `context` tokens, it included), "prefill" (all
+    `context` tokens of one prompt) or "chunk" (the last 256 of one). kv_dtype: "f16", or "q8" for int8 codes
+    with a float scale for each token and head. kv_from: "memory" for decode and chunks, which find KV that
+    the caches cannot hold any more, "cache" for prefill, which has just stored it. layers: attended in a
+    step, one after another. seconds: median, with the fastest and slowest repeat.
+    gflops: 4 x heads x head_dim for each pair of a token and one it sees. kv_gbs: bytes of keys and values
+    as they are stored, scales included, that must be read once, 10^9 a second.
+    percent_of_peak: gflops of fp32 multiply-adds. percent_of_read: kv_gbs of the read limit.
     """
 
     model: str
@@ -52,6 +40,7 @@ class AttentionResult:
     kind: str
     context: int
     streams: int
+    kv_dtype: str
     kv_from: str
     layers: int
     seconds: float
@@ -63,107 +52,110 @@ class AttentionResult:
     percent_of_read: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    shape: AttentionShape
+    kv_dtype: str
+    kind: str
+    new: NewTokens
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.model} {self.kind} over {self.kv_dtype}, {self.new}"
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.new.layer_bytes(self.shape, self.kv_dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCases:
+    """contexts: of decode, each with each of `streams`. prompts: tokens of a prefill. chunks: tokens of a
+    prompt whose last 256 are computed."""
+
+    contexts: Sequence[int] = CONTEXTS
+    streams: Sequence[int] = STREAMS
+    prompts: Sequence[int] = PROMPTS
+    chunks: Sequence[int] = CHUNKS
+
+    def of(self, shape: AttentionShape, kv_dtype: str) -> list[_Case]:
+        decode = [NewTokens(count, context) for count in self.streams for context in self.contexts]
+        prefill = [NewTokens(1, prompt, prompt) for prompt in self.prompts]
+        chunks = [NewTokens(1, context, min(CHUNK_TOKENS, context)) for context in self.chunks]
+        kinds = (("decode", decode), ("prefill", prefill), ("chunk", chunks))
+        return [_Case(shape, kv_dtype, kind, new) for kind, cases in kinds for new in cases]
+
+
 def measure_attention(
     pool: ThreadPool,
     instruction_set: str,
     limits: Limits,
     *,
     shapes: Sequence[AttentionShape],
-    contexts: Sequence[int],
-    streams: Sequence[int],
-    prompts: Sequence[int],
-    cold_bytes: int,
-    most_bytes: int,
+    kv_dtypes: Sequence[str],
+    cases: AttentionCases,
+    room: Room,
     repeats: int,
     say: Callable[[str], None],
 ) -> Iterator[AttentionResult]:
-    """cold_bytes: KV that, read in turn, pushes itself out of every cache. most_bytes: KV of one case, unless
-    a single layer is more."""
+    """Cases that `left_out` names are not measured."""
     for shape in shapes:
-        cases = [_Case("decode", context, count) for count in streams for context in contexts]
-        cases += [_Case("prefill", prompt, 1) for prompt in prompts]
-        layout = KVLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim)
-        empty = RecordedProgram(pool, instruction_set, _qkv_width(shape))
-        empty.bind_nothing()
-        for case in cases:
-            say(f"{shape.model} {case.kind}, {case.streams} x {case.context} tokens")
-            yield _measure(
-                pool, instruction_set, limits, shape, layout, case, empty, cold_bytes, most_bytes, repeats
-            )
+        for kv_dtype in kv_dtypes:
+            for case in cases.of(shape, kv_dtype):
+                if room.layers(1, case.layer_bytes):
+                    say(case.name)
+                    yield _measure(pool, instruction_set, limits, case, room, repeats)
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    kind: str
-    context: int
-    streams: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Computed in a step."""
-        return self.streams if self.kind == "decode" else self.context
-
-    @property
-    def pairs(self) -> int:
-        """Of a query token and a token it sees."""
-        if self.kind == "decode":
-            return self.streams * self.context
-        return self.context * (self.context + 1) // 2
+def left_out(
+    shapes: Sequence[AttentionShape], kv_dtypes: Sequence[str], cases: AttentionCases, room: Room
+) -> list[str]:
+    """A sentence for each case of which one layer's keys and values are too many."""
+    return [
+        room.refusal(case.name, case.layer_bytes)
+        for shape in shapes
+        for kv_dtype in kv_dtypes
+        for case in cases.of(shape, kv_dtype)
+        if not room.layers(1, case.layer_bytes)
+    ]
 
 
 def _measure(
     pool: ThreadPool,
     instruction_set: str,
     limits: Limits,
-    shape: AttentionShape,
-    layout: KVLayout,
     case: _Case,
-    empty: RecordedProgram,
-    cold_bytes: int,
-    most_bytes: int,
+    room: Room,
     repeats: int,
 ) -> AttentionResult:
-    operations = 4 * shape.num_heads * shape.head_dim * case.pairs
-    token_bytes = layout.layer_bytes // layout.block_size
-    layer_bytes = case.streams * case.context * token_bytes
-    affordable = min(most_bytes // layer_bytes, int(_OPERATIONS_A_STEP / operations))
-    layers = max(1, min(shape.num_layers, affordable))
-    # Short contexts fit a cache even over all layers: every step takes another set of sequences.
-    sets = max(1, -(-cold_bytes // (layers * layer_bytes))) if case.kind == "decode" else 1
-    blocks_each = -(-case.context // layout.block_size)
-    num_blocks = sets * case.streams * blocks_each
-
-    def record(program: Program, qkv: int) -> None:
-        out = program.buffer(shape.num_heads * shape.head_dim)
-        for _ in range(layers):
-            program.attention(qkv, out, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-
-    with Arena(layout.extent_bytes, num_blocks) as arena:
-        _fill(arena, layout, layers)
-        full = RecordedProgram(pool, instruction_set, _qkv_width(shape), record)
-        full.bind(arena.address, arena.extent_bytes, num_blocks, layout.block_size)
-        order = np.random.default_rng(num_blocks).permutation(num_blocks).astype(np.int32)
-        tables = order.reshape(sets, case.streams * blocks_each)
-        chunk = _chunk(case, blocks_each)
-        without = chunks_without_kv(case.num_tokens)
-        turn = iter(range(repeats + 1))
+    shape, new = case.shape, case.new
+    operations = 4 * shape.num_heads * shape.head_dim * new.pairs
+    layers = room.layers(shape.num_layers, case.layer_bytes)
+    layers = max(1, min(layers, int(_OPERATIONS_A_STEP / operations)))
+    from_memory = case.kind != "prefill"
+    sets = room.sets(layers * case.layer_bytes) if from_memory else 1
+    steps = AttentionSteps(pool, instruction_set, shape, layers)
+    with StoredKV(shape, case.kv_dtype, layers, sets * new.num_blocks()) as kv:
+        tables = kv.scattered().reshape(sets, -1)
+        turns = iter(range(repeats + 1))
         taken = spread_of_one(
-            lambda: full.seconds(*chunk, tables[next(turn) % sets]),
-            lambda: empty.seconds(*without),
+            lambda: steps.seconds(kv, new, tables[next(turns) % sets]),
+            lambda: steps.seconds_without(new),
             layers,
             repeats,
         )
     gflops = operations / taken.median / 1e9
-    gbs = layer_bytes / taken.median / 1e9
+    gbs = case.layer_bytes / taken.median / 1e9
     return AttentionResult(
         model=shape.model,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         kind=case.kind,
-        context=case.context,
-        streams=case.streams,
-        kv_from="memory" if case.kind == "decode" else "cache",
+        context=new.context,
+        streams=new.streams,
+        kv_dtype=case.kv_dtype,
+        kv_from="memory" if from_memory else "cache",
         layers=layers,
         seconds=taken.median,
         seconds_low=taken.low,
@@ -173,27 +165,3 @@ def _measure(
         percent_of_peak=100 * gflops / limits.fp32_gflops,
         percent_of_read=100 * gbs / limits.read_gbs,
     )
-
-
-def _chunk(case: _Case, blocks_each: int) -> tuple[Ints, Ints, Ints]:
-    """chunk_starts, chunk_lens and block_table_offsets of a step."""
-    decode = case.kind == "decode"
-    return (
-        np.full(case.streams, case.context - 1 if decode else 0, dtype=np.int32),
-        np.full(case.streams, 1 if decode else case.context, dtype=np.int32),
-        np.arange(case.streams + 1, dtype=np.int32) * np.int32(blocks_each),
-    )
-
-
-def _fill(arena: Arena, layout: KVLayout, layers: int) -> None:
-    """Random keys and values into the first `layers` of every block; the others' pages stay untouched."""
-    memory = (ctypes.c_uint8 * arena.nbytes).from_address(arena.address)
-    blocks = np.ctypeslib.as_array(memory).reshape(arena.num_blocks, arena.extent_bytes)
-    random = np.random.default_rng(layers)
-    layer: npt.NDArray[np.uint8] = random.uniform(-1, 1, layout.layer_bytes // 2).astype("<f2").view(np.uint8)
-    for index in range(layers):
-        blocks[:, index * layout.layer_bytes : (index + 1) * layout.layer_bytes] = layer
-
-
-def _qkv_width(shape: AttentionShape) -> int:
-    return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.bench import attention as attention_bench
+from octavo.bench import int8_kv as int8_kv_bench
 from octavo.bench import matmul as matmul_bench
-from octavo.bench.attention import AttentionResult, AttentionShape, measure_attention
+from octavo.bench import paging as paging_bench
+from octavo.bench import shared_prefix as shared_prefix_bench
+from octavo.bench.attention import AttentionCases, AttentionResult, measure_attention
+from octavo.bench.attention_steps import AttentionShape, NewTokens, Room
+from octavo.bench.int8_kv import Int8KVResult, measure_int8_kv
 from octavo.bench.limits import Limits, measure_limits
 from octavo.bench.machine import Machine, last_level_cache_bytes
-from octavo.bench.matmul import MOST_ROWS, MatmulResult, MatmulShape, left_out, measure_matmuls
+from octavo.bench.matmul import MOST_ROWS, MatmulResult, MatmulShape, measure_matmuls
+from octavo.bench.paging import PagingCases, PagingResult, measure_paging
 from octavo.bench.shapes import EIGHT_BILLION, MODELS, SMOLLM2, ModelShape
+from octavo.bench.shared_prefix import SharedPrefix, SharedPrefixResult, measure_shared_prefixes
 from octavo.kernels import ThreadPool, available_instruction_sets
 from octavo.kernels.threads import default_num_threads
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from octavo.kv.layout import KV_DTYPES
 
 PARTS = ("matmul", "attention")
 
@@ -34,7 +38,8 @@ class KernelPlan:
     read in turn. read_bytes: of the array behind the read limit. most_bytes: of KV for one case, and of one
     matrix, which is measured with as many columns as fit.
 
-    Raises: ValueError for a weight type or a number of rows that cannot be measured.
+    Raises: ValueError for a type of weights or of keys and values, or a number of rows, that cannot be
+        measured.
     """
 
     threads: int | None = None
@@ -44,9 +49,11 @@ class KernelPlan:
     types: Sequence[str] = matmul_bench.TYPES
     rows: Sequence[int] = matmul_bench.ROWS
     heads: Sequence[AttentionShape] = (SMOLLM2.heads(), EIGHT_BILLION.heads())
-    contexts: Sequence[int] = attention_bench.CONTEXTS
-    streams: Sequence[int] = attention_bench.STREAMS
-    prompts: Sequence[int] = attention_bench.PROMPTS
+    kv_dtypes: Sequence[str] = KV_DTYPES
+    attention: AttentionCases = field(default_factory=AttentionCases)
+    paging: PagingCases = field(default_factory=PagingCases)
+    shared_prefix: Sequence[SharedPrefix] = shared_prefix_bench.CASES
+    int8_kv: Sequence[NewTokens] = int8_kv_bench.CASES
     repeats: int = 5
     cold_bytes: int = field(default_factory=lambda: 4 * last_level_cache_bytes())
     read_bytes: int = field(default_factory=lambda: max(256 * _MIB, 8 * last_level_cache_bytes()))
@@ -58,6 +65,13 @@ class KernelPlan:
         for rows in self.rows:
             if rows > MOST_ROWS:
                 raise ValueError(f"a product is measured with up to {MOST_ROWS} rows, not with {rows}")
+        for kv_dtype in self.kv_dtypes:
+            if kv_dtype not in KV_DTYPES:
+                raise ValueError(f"keys and values are measured as {', '.join(KV_DTYPES)}, not as {kv_dtype}")
+
+    @property
+    def room(self) -> Room:
+        return Room(self.cold_bytes, self.most_bytes)
 
     def quick(self) -> KernelPlan:
         """A few seconds' worth of the first model: enough to see that a change did not make things worse."""
@@ -67,9 +81,10 @@ class KernelPlan:
             types=self.types[:1] if tuple(self.types) == matmul_bench.TYPES else self.types,
             rows=(1, 8, 256) if tuple(self.rows) == matmul_bench.ROWS else self.rows,
             heads=self.heads[:1],
-            contexts=(512, 4096),
-            streams=(1, 8),
-            prompts=(512,),
+            attention=AttentionCases(contexts=(512, 4096), streams=(1, 8), prompts=(512,), chunks=()),
+            paging=PagingCases(block_sizes=(16,), streams=(8,), contexts=(1024,)),
+            shared_prefix=self.shared_prefix[:1],
+            int8_kv=self.int8_kv[:1],
             repeats=3,
             read_bytes=max(128 * _MIB, 4 * last_level_cache_bytes()),
             most_bytes=128 * _MIB,
@@ -90,12 +105,16 @@ class KernelPlan:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """left_out: products that cannot be had in a type, a sentence each."""
+    """paging, shared_prefix, int8_kv: attention against itself. left_out: products that cannot be had in a
+    type, and attention over more keys and values than there is room for, a sentence each."""
 
     machine: Machine
     limits: Limits
     matmul: list[MatmulResult]
     attention: list[AttentionResult]
+    paging: list[PagingResult]
+    shared_prefix: list[SharedPrefixResult]
+    int8_kv: list[Int8KVResult]
     left_out: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -110,109 +129,98 @@ def measure_kernels(plan: KernelPlan, say: Callable[[str], None] = lambda _: Non
     machine = Machine.now(pool.num_threads, instruction_set)
     say("limits")
     limits = measure_limits(pool, instruction_set, read_bytes=plan.read_bytes, repeats=plan.repeats)
-    matmul: list[MatmulResult] = []
+    report = KernelReport(machine, limits, [], [], [], [], [], _left_out(plan))
     if "matmul" in plan.parts:
-        matmul += measure_matmuls(
-            pool,
-            instruction_set,
-            limits,
-            shapes=plan.shapes,
-            types=plan.types,
-            rows=plan.rows,
-            cold_bytes=plan.cold_bytes,
-            most_bytes=plan.most_bytes,
-            repeats=plan.repeats,
-            say=say,
+        report.matmul.extend(
+            measure_matmuls(
+                pool,
+                instruction_set,
+                limits,
+                shapes=plan.shapes,
+                types=plan.types,
+                rows=plan.rows,
+                cold_bytes=plan.cold_bytes,
+                most_bytes=plan.most_bytes,
+                repeats=plan.repeats,
+                say=say,
+            )
         )
-    attention: list[AttentionResult] = []
     if "attention" in plan.parts:
-        attention += measure_attention(
+        _measure_attention(plan, pool, instruction_set, limits, say, report)
+    return report
+
+
+def _measure_attention(
+    plan: KernelPlan,
+    pool: ThreadPool,
+    instruction_set: str,
+    limits: Limits,
+    say: Callable[[str], None],
+    report: KernelReport,
+) -> None:
+    report.attention.extend(
+        measure_attention(
             pool,
             instruction_set,
             limits,
             shapes=plan.heads,
-            contexts=plan.contexts,
-            streams=plan.streams,
-            prompts=plan.prompts,
-            cold_bytes=plan.cold_bytes,
-            most_bytes=plan.most_bytes,
+            kv_dtypes=plan.kv_dtypes,
+            cases=plan.attention,
+            room=plan.room,
             repeats=plan.repeats,
             say=say,
         )
-    missing = left_out(plan.shapes, plan.types) if "matmul" in plan.parts else []
-    return KernelReport(machine, limits, matmul, attention, missing)
-
-
-def print_report(report: KernelReport, console: Console) -> None:
-    """Tables for people."""
-    limits = report.limits
-    console.print(report.machine.describe())
-    console.print(
-        f"limits: {limits.fp32_gflops:.0f} GFLOP/s fp32, {limits.int8_gops:.0f} GOP/s int8, "
-        f"{limits.int8_summed_gops:.0f} GOP/s int8_summed, "
-        f"{limits.read_gbs:.1f} GB/s read over {limits.read_bytes // _MIB} MiB"
     )
-    for model, type_ in dict.fromkeys((result.model, result.type) for result in report.matmul):
-        products = [r for r in report.matmul if (r.model, r.type) == (model, type_)]
-        console.print(_matmul_table(f"{model}, {type_}", products))
-    for sentence in report.left_out:
-        console.print(f"left out: {sentence}")
-    for model in dict.fromkeys(result.model for result in report.attention):
-        decode = [r for r in report.attention if r.model == model and r.kind == "decode"]
-        if decode:
-            console.print(_decode_table(model, decode))
-        for r in report.attention:
-            if r.model == model and r.kind == "prefill":
-                console.print(
-                    f"{model}, prefill of {r.context:,} tokens: {r.gflops:.1f} GFLOP/s, "
-                    f"{r.percent_of_peak:.0f} % of fp32, {r.seconds * 1e3:.1f} ms a layer"
-                )
-
-
-def _matmul_table(title: str, results: Sequence[MatmulResult]) -> Table:
-    shapes = list(dict.fromkeys((r.shape, r.out_features, r.in_features) for r in results))
-    title += f": GOP/s (of {results[0].peak}), and GB/s (of read) for weights that come from memory"
-    table = _table(title, ["rows", *(f"{name}\n{columns}x{k}" for name, columns, k in shapes)])
-    cells = {(r.shape, r.rows): r for r in results}
-    for rows in dict.fromkeys(result.rows for result in results):
-        table.add_row(str(rows), *(_matmul_cell(cells.get((name, rows))) for name, _, _ in shapes))
-    return table
-
-
-def _matmul_cell(result: MatmulResult | None) -> str:
-    if result is None:
-        return ""
-    cell = f"{result.gops:.0f} ({result.percent_of_peak:.0f} %)"
-    if result.weights_from == "memory":
-        cell += f"\n{result.weight_gbs:.1f} ({result.percent_of_read:.0f} %)"
-    return cell
-
-
-def _decode_table(model: str, results: Sequence[AttentionResult]) -> Table:
-    streams = list(dict.fromkeys(result.streams for result in results))
-    first = results[0]
-    title = (
-        f"{model}, decode, {first.num_heads} heads of {first.head_dim} over {first.num_kv_heads} of keys "
-        "and values: GB/s of KV from memory (of read), and GFLOP/s (of fp32)"
+    report.paging.extend(
+        measure_paging(
+            pool,
+            instruction_set,
+            shapes=plan.heads,
+            kv_dtypes=plan.kv_dtypes,
+            cases=plan.paging,
+            room=plan.room,
+            repeats=plan.repeats,
+            say=say,
+        )
     )
-    table = _table(title, ["context", *(f"{count} stream{'s' * (count > 1)}" for count in streams)])
-    cells = {(r.streams, r.context): r for r in results}
-    for context in dict.fromkeys(result.context for result in results):
-        table.add_row(f"{context:,}", *(_decode_cell(cells[count, context]) for count in streams))
-    return table
-
-
-def _decode_cell(result: AttentionResult) -> str:
-    return (
-        f"{result.kv_gbs:.1f} ({result.percent_of_read:.0f} %)\n"
-        f"{result.gflops:.0f} ({result.percent_of_peak:.0f} %)"
+    report.shared_prefix.extend(
+        measure_shared_prefixes(
+            pool,
+            instruction_set,
+            shapes=plan.heads,
+            kv_dtypes=plan.kv_dtypes,
+            cases=plan.shared_prefix,
+            room=plan.room,
+            repeats=plan.repeats,
+            say=say,
+        )
     )
+    if _compares_kv_dtypes(plan):
+        report.int8_kv.extend(
+            measure_int8_kv(
+                pool,
+                instruction_set,
+                shapes=plan.heads,
+                cases=plan.int8_kv,
+                room=plan.room,
+                repeats=plan.repeats,
+                say=say,
+            )
+        )
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
-    from rich.table import Table
+def _compares_kv_dtypes(plan: KernelPlan) -> bool:
+    return set(plan.kv_dtypes) == set(KV_DTYPES)
 
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    return table
+
+def _left_out(plan: KernelPlan) -> list[str]:
+    sentences = []
+    if "matmul" in plan.parts:
+        sentences += matmul_bench.left_out(plan.shapes, plan.types)
+    if "attention" in plan.parts:
+        sentences += attention_bench.left_out(plan.heads, plan.kv_dtypes, plan.attention, plan.room)
+        sentences += paging_bench.left_out(plan.heads, plan.kv_dtypes, plan.paging, plan.room)
+        sentences += shared_prefix_bench.left_out(plan.heads, plan.kv_dtypes, plan.shared_prefix, plan.room)
+        if _compares_kv_dtypes(plan):
+            sentences += int8_kv_bench.left_out(plan.heads, plan.int8_kv, plan.room)
+    return sentences

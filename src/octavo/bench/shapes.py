@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.bench.attention import AttentionShape
+from octavo.bench.attention_steps import AttentionShape
 from octavo.bench.matmul import MOST_ROWS, MatmulShape
 
 HEAD_ROWS = 64

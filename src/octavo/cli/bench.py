@@ -26,9 +26,10 @@ def _add_kernels(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         usage="octavo bench kernels [OPTIONS]",
         help="how near matrix products and attention come to the machine's limits",
         description="Measure matrix products and paged attention, and in the same run what this machine "
-        "could do at most: fp32 and int8 arithmetic, and reading memory. Without options it takes about two "
-        "minutes on two idle cores and 1.5 GB (512 MiB for a matrix or the keys and values of a case; more "
-        "than that where the last-level cache is larger than 128 MB).",
+        "could do at most: fp32 and int8 arithmetic, and reading memory. Attention is also held against "
+        "itself: paged beside contiguous, shared prefixes beside copies, int8 beside f16. Without options it "
+        "takes about three minutes on two idle cores and 1.5 GB (512 MiB for a matrix or the keys and values "
+        "of a case; more than that where the last-level cache is larger than 128 MB).",
     )
     flag = parser.add_argument
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
@@ -50,7 +51,18 @@ def _add_kernels(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="N,...",
         help="rows of a product, up to 512 (default: the powers of two; heads up to 64)",
     )
-    flag("--repeats", type=count, metavar="N", help="timed repeats of each case (default: 5, quick: 3)")
+    flag(
+        "--kv-dtypes",
+        type=_words,
+        metavar="T,...",
+        help="types of the keys and values that attention reads (default: f16,q8)",
+    )
+    flag(
+        "--repeats",
+        type=count,
+        metavar="N",
+        help="timed repeats of each case, twice as many where ways are compared (default: 5, quick: 3)",
+    )
 
 
 def _add_throughput(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    from octavo.bench.kernels import PARTS, KernelPlan, measure_kernels, print_report
+    from octavo.bench.kernels import PARTS, KernelPlan, measure_kernels
     from octavo.bench.shapes import models_named
 
     chosen: dict[str, Any] = {
-        name: getattr(args, name) for name in ("types", "rows", "threads", "instruction_set")
+        name: getattr(args, name) for name in ("types", "rows", "kv_dtypes", "threads", "instruction_set")
     }
     try:
         plan = KernelPlan(
@@ -119,6 +131,8 @@ def _run_kernels(args: argparse.Namespace) -> int:
         print(json.dumps(report.as_json(), indent=2))
     else:
         from rich.console import Console
+
+        from octavo.bench.kernel_tables import print_report
 
         print_report(report, Console(highlight=False))
     return 0

@@ -8,7 +8,7 @@ BLOCK_SIZES = (8, 16, 32)
 KV_DTYPES = ("f16", "q8")
 SCALE_BYTES = 4
 PAGE_BYTES = 4096
-_CACHE_ALIAS_BYTES = 64 * 1024
+CACHE_ALIAS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +82,4 @@ class KVLayout:
         Not a multiple of 64 KiB, or the same place of every block would fall into the same cache sets.
         """
         padded = -(-self.block_bytes // PAGE_BYTES) * PAGE_BYTES
-        return padded + PAGE_BYTES if padded % _CACHE_ALIAS_BYTES == 0 else padded
+        return padded + PAGE_BYTES if padded % CACHE_ALIAS_BYTES == 0 else padded
