@@ -68,7 +68,7 @@ def test_an_answer_in_chunks() -> None:
     ]
     with server(pieces) as port:
         [answer] = ask(port)
-    assert (answer.prompt_tokens, answer.completion_tokens) == (7, 4)
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.text) == (7, 4, "abcd")
     first, second, third = answer.arrivals  # the event without text is none
     assert second - first >= PAUSE / 2
     assert third - second >= PAUSE / 2
@@ -103,7 +103,7 @@ def test_a_stream_that_stalls_is_given_up() -> None:
 
 
 def test_tokens_are_spread_over_the_events() -> None:
-    answer = StreamedAnswer(0.0, (1.0, 2.0, 3.0, 4.0), prompt_tokens=7, completion_tokens=8)
+    answer = StreamedAnswer(0.0, (1.0, 2.0, 3.0, 4.0), prompt_tokens=7, completion_tokens=8, text="abcdefgh")
     assert answer.tokens_between(1.0, 3.0) == 4
     assert answer.seconds == 4.0
     assert answer.first_token_seconds == 1.0

@@ -21,7 +21,9 @@ from octavo.bench.client import StreamedAnswer
 
 
 def answer(sent: float, *arrivals: float) -> StreamedAnswer:
-    return StreamedAnswer(sent, arrivals, prompt_tokens=100, completion_tokens=len(arrivals))
+    return StreamedAnswer(
+        sent, arrivals, prompt_tokens=100, completion_tokens=len(arrivals), text="a" * len(arrivals)
+    )
 
 
 def workload(name: str) -> Workload:

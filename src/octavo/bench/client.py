@@ -26,12 +26,14 @@ class StreamedAnswer:
     """One streamed completion; times in seconds of `time.perf_counter`.
 
     arrivals: of each event that brought text. prompt_tokens, completion_tokens: as the server counts them.
+    text: what all events brought.
     """
 
     sent_at: float
     arrivals: tuple[float, ...]
     prompt_tokens: int
     completion_tokens: int
+    text: str
 
     @property
     def first_token_at(self) -> float:
@@ -123,6 +125,7 @@ class _Recording(asyncio.Protocol):
         if b" 200 " not in head[:20]:
             raise AnswerFailed(f"{status}: {text.decode(errors='replace').strip()[:500]}")
         arrivals: list[float] = []
+        pieces: list[str] = []
         usage: dict[str, int] = {}
         position = 0
         for event in text.split(b"\n\n"):
@@ -133,12 +136,17 @@ class _Recording(asyncio.Protocol):
             if "error" in said:
                 raise AnswerFailed(str(said["error"]))
             usage = said.get("usage") or usage
-            if any(choice.get("text") for choice in said.get("choices", ())):
+            if piece := "".join(choice.get("text") or "" for choice in said.get("choices", ())):
+                pieces.append(piece)
                 arrivals.append(written_at(position))
         if _END not in text or not usage or not arrivals:
             raise AnswerFailed(f"{status}, but the stream ended after {len(text)} bytes")
         return StreamedAnswer(
-            self.sent_at, tuple(arrivals), usage["prompt_tokens"], usage["completion_tokens"]
+            self.sent_at,
+            tuple(arrivals),
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            "".join(pieces),
         )
 
     def _body(self, start: int, chunked: bool) -> tuple[bytes, Any]:
