@@ -208,11 +208,11 @@ def markdown(results: Sequence[ModelResult], engines: Sequence[str], conditions:
     lines: list[str] = []
     for result in results:
         header, *rows = result.rows(engines)
-        lines += [f"**{result.title}**", "", _markdown_row(header), "|---" * len(header) + "|"]
-        lines += [_markdown_row(row) for row in rows]
+        lines += [f"**{result.title}**", "", markdown_row(header), "|---" * len(header) + "|"]
+        lines += [markdown_row(row) for row in rows]
         lines += ["", *(f"- {note}" for note in result.notes()), ""]
     return "\n".join([*lines, *(f"- {condition}" for condition in conditions)])
 
 
-def _markdown_row(cells: Sequence[Any]) -> str:
+def markdown_row(cells: Sequence[Any]) -> str:
     return f"| {' | '.join(cells)} |"
