@@ -188,13 +188,15 @@ def test_weights_of_codes_are_codes_with_one_scale_a_run(length: int, instructio
 @pytest.mark.parametrize("head_dim", [16, 256])
 def test_sums_of_the_largest_codes_are_exact(head_dim: int, instruction_set: str) -> None:
     """256 products of 127 and 32,767 stay below 2^31, over dimensions and over the positions of a run."""
-    keys = np.ones((300, 2, head_dim), dtype=np.float16)
-    keys[RUN:] = -1.0
+    # One dimension, rotated, is equal ones: each of their codes is the largest.
+    keys = np.zeros((300, 2, head_dim), dtype=np.float16)
+    keys[:RUN, :, 0] = 1.0
+    keys[RUN:, :, 0] = -1.0
     values = np.full((300, 2, head_dim), -2.0, dtype=np.float16)
     values[RUN:] = 1.0
     values[:, 1] *= -1.0
-    queries = np.full((1, 4, head_dim), 1.0 / head_dim, dtype=np.float32)
-    queries[:, 1::2] *= -1.0
+    queries = np.zeros((1, 4, head_dim), dtype=np.float32)
+    queries[..., 0] = [1.0, -1.0, 1.0, -1.0]
     out = attend([Chunk(KV(keys, values), 299, queries)], Q8, instruction_set=instruction_set)[0][0]
     # Scores are 1 in the first run and -1 in the second, or the other way round.
     for head, distance in enumerate((-2.0, 2.0, -2.0, 2.0)):

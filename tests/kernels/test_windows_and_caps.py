@@ -133,7 +133,7 @@ def test_a_score_is_capped_within_its_roundings(cap: float, kind: Kind, instruct
     sizes = np.geomspace(0.01, 200.0, 400).astype(np.float32)
     scores = np.concatenate([sizes, -sizes, [np.float32(0.0)]])
     found = two_positions(scores, replace(kind, soft_cap=cap), instruction_set).astype(np.float64)
-    # As q8 the one dimension is the largest: its code is 32,767, and the key's 127, on scales of 24 bits.
+    # As q8 the one dimension is rotated to equal ones: their codes are 32,767, and 127, on scales of 24 bits.
     capped = cap * np.tanh(scores.astype(np.float64) / cap)
     error = 10.0 * EPSILON * cap + 4.0 * EPSILON * np.abs(scores)
     exact = np.exp(np.minimum(capped, 0.0)) / (1.0 + np.exp(-np.abs(capped)))

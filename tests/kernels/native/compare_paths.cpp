@@ -194,6 +194,10 @@ void compare_row_kernels(Comparison& compare, Kind kind, int n, Random& random) 
         kernels.silu_mul_row(gate.data(), y.data(), n, out);
     });
     if (n % 16 != 0) return;
+    compare.run<float>(what + "query for codes", count, 0.0f, [&](const KernelTable& kernels, float* out) {
+        std::memcpy(out, x.data(), 4 * count);
+        kernels.rotate_query(out, n);
+    });
     const std::vector<float> angles = row_of(Kind::kOutliers, n, random);
     compare.run<float>(what + "rotation", count, 0.0f, [&](const KernelTable& kernels, float* out) {
         std::memcpy(out, x.data(), 4 * count);
