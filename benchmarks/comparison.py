@@ -33,8 +33,9 @@ class Workload:
     measure: Callable[[Sequence[StreamedAnswer]], float]
 
 
-def workloads(streams: Sequence[int], context: int) -> list[Workload]:
-    """Prefill, decode at each number of streams with `context`-token prompts, and 8 requests end to end."""
+def workloads(streams: Sequence[int], context: int, prompt: int = 512) -> list[Workload]:
+    """Prefill of `prompt` tokens, decode at each number of streams with `context`-token prompts, and 8
+    requests end to end."""
     decode = [
         Workload(
             f"decode_{count}",
@@ -49,7 +50,7 @@ def workloads(streams: Sequence[int], context: int) -> list[Workload]:
         for count in streams
     ]
     return [
-        Workload("prefill", "prefill, 512 tokens", "tok/s", True, 1, 512, 1, prefill_rate),
+        Workload("prefill", f"prefill, {prompt:,} tokens", "tok/s", True, 1, prompt, 1, prefill_rate),
         *decode,
         Workload(
             f"end_to_end_{END_TO_END_STREAMS}",

@@ -1,8 +1,9 @@
 """Octavo beside other engines: the same files, the same threads, the same client, in one run.
 
     python benchmarks/versus_peers.py [--models M,...] [--peers P,...] [--streams 1,2,4,8,16] [--context 128]
-                                      [--threads N] [--instruction-set I] [--repetitions R] [--only W]
-                                      [--quiet MINUTES] [--busy-neighbour] [--json F] [--markdown F]
+                                      [--prompt 512] [--threads N] [--instruction-set I] [--repetitions R]
+                                      [--only W] [--quiet MINUTES] [--busy-neighbour] [--json F]
+                                      [--markdown F]
 
 Models
     Names of measured_files.py, which makes them on first use (smollm2-q4_1 is the shipped file, 1b-q4_0 has
@@ -20,7 +21,8 @@ Peers
     so and its words stand below.
 
 What is measured
-    prefill       one request of 512 tokens, from its sending to its first token: prompt tokens a second
+    prefill       one request of --prompt tokens (512), from its sending to its first token: prompt tokens a
+                  second
     decode_N      N requests of --context tokens sent at once: tokens a second of all streams together, from
                   the moment the last of them has begun until the first has ended. 128 tokens are generated
                   for one stream, 64 for each of several, and more where the prompts take long
@@ -124,7 +126,7 @@ def main() -> int:
     args = _arguments()
     # Ended from outside, it still stops the server and the neighbour that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    every = workloads(args.streams, args.context)
+    every = workloads(args.streams, args.context, args.prompt)
     names = [workload.name for workload in every]
     unknown = [name for name in args.only or () if name not in names]
     if unknown:
@@ -166,6 +168,7 @@ def _arguments() -> argparse.Namespace:
     flag("--peers", type=_peers, default=["llamacpp", "openvino"], help="default: llamacpp,openvino")
     flag("--streams", type=_counts, default=[1, 2, 4, 8, 16], help="default: 1,2,4,8,16")
     flag("--context", type=_count, default=128, help="prompt tokens of a decoding stream (default: 128)")
+    flag("--prompt", type=_count, default=512, help="tokens of a prefill (default: 512)")
     flag("--instruction-set", choices=INSTRUCTION_SETS, default=INSTRUCTION_SETS[0], help="of Octavo")
     flag("--threads", type=_count, default=default_num_threads(), help="of each (default: %(default)s)")
     flag("--repetitions", type=_count, default=5, help="default: %(default)s")
