@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from octavo.bench.client import StreamedAnswer
 from octavo.bench.spread import Spread
+from octavo.kv.layout import KV_DTYPES
 
 OCTAVO = "octavo"
 END_TO_END_STREAMS = 8
@@ -213,6 +216,22 @@ def markdown(results: Sequence[ModelResult], engines: Sequence[str], conditions:
         lines += [markdown_row(row) for row in rows]
         lines += ["", *(f"- {note}" for note in result.notes()), ""]
     return "\n".join([*lines, *(f"- {condition}" for condition in conditions)])
+
+
+def kv_dtypes(text: str) -> tuple[str, ...]:
+    """Types of KV from a flag, separated by commas. Raises argparse.ArgumentTypeError."""
+    dtypes = tuple(text.split(","))
+    if not set(dtypes) <= set(KV_DTYPES) or len(set(dtypes)) < len(dtypes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not different ones of {', '.join(KV_DTYPES)}")
+    return dtypes
+
+
+def write(target: str, text: str) -> None:
+    """To a file, or to standard output for `-`."""
+    if target == "-":
+        print(text)
+    else:
+        Path(target).write_text(text + "\n")
 
 
 def markdown_row(cells: Sequence[Any]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from comparison import kv_dtypes, markdown_row
 from octavo.bench.machine import Machine
 from octavo.kernels import available_instruction_sets
 from octavo.kernels.threads import default_num_threads
@@ -50,14 +51,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What each type of KV cache costs in fidelity.")
     flag = parser.add_argument
     flag("--model", default=DEFAULT_MODEL, help="a GGUF file, or a name 'octavo pull' knows")
-    flag("--dtypes", default=",".join(KV_DTYPES), help="types of KV cache (default: %(default)s)")
+    flag("--dtypes", type=kv_dtypes, default=KV_DTYPES, help="types of KV cache (default: f16,q8)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print the table as docs/kv-cache.md has it")
     args = parser.parse_args()
-    dtypes = args.dtypes.split(",")
-    if not set(dtypes) <= set(KV_DTYPES) or len(set(dtypes)) < len(dtypes):
-        parser.error(f"--dtypes is {args.dtypes!r}, it must be different ones of {', '.join(KV_DTYPES)}")
     try:
         path = resolve_model(args.model)
         tokens = _tokens(path)
@@ -66,14 +64,14 @@ def main() -> int:
         return 2
 
     machine = Machine.now(default_num_threads(), available_instruction_sets()[0])
-    effects = short_and_long(path, tokens, dtypes)
+    effects = short_and_long(path, tokens, args.dtypes)
     if args.json:
         print(_json(machine, path, effects))
         return 0
     header, *rows = _rows(effects)
     if args.markdown:
-        print(f"| {' | '.join(header)} |", "|---" * len(header) + "|", sep="\n")
-        print(*(f"| {' | '.join(row)} |" for row in rows), sep="\n", end="\n\n")
+        print(markdown_row(header), "|---" * len(header) + "|", sep="\n")
+        print(*map(markdown_row, rows), sep="\n", end="\n\n")
     else:
         table = Table(*header, title=path.name)
         for row in rows:

@@ -55,17 +55,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from comparison import NothingMeasured
+from comparison import NothingMeasured, kv_dtypes, write
 from metrics_watch import MetricsWatch
 from octavo.bench.client import AnswerFailed, StreamedAnswer, stream_completions
 from octavo.bench.machine import Machine
 from octavo.bench.other_load import OtherLoad
 from octavo.bench.prompts import seeded_prompts
 from octavo.bench.server_process import ServerFailed, ServerProcess
+from octavo.cli.flags import count
 from octavo.engine.config import EngineConfig
 from octavo.kernels import available_instruction_sets
 from octavo.kernels.threads import default_num_threads
-from octavo.kv.layout import KV_DTYPES, KVLayout
+from octavo.kv.layout import KVLayout
 from octavo.model.catalog import DEFAULT_MODEL, resolve_model
 from octavo.model.config import ModelConfig
 from octavo.model.errors import ModelFileError
@@ -175,10 +176,10 @@ def main() -> int:
     notes = _notes(machine, conditions, measured)
     wrong = [f"{dtype}, {difference}" for dtype, runs in measured.items() for difference in differences(runs)]
     if args.json:
-        _write(args.json, _json(machine, conditions, measured, tables, wrong))
+        write(args.json, _json(machine, conditions, measured, tables, wrong))
     if args.markdown:
         texts = [markdown(_title(conditions, dtype), table) for dtype, table in tables.items()]
-        _write(args.markdown, "\n\n".join([*texts, "\n".join(f"- {note}" for note in notes)]))
+        write(args.markdown, "\n\n".join([*texts, "\n".join(f"- {note}" for note in notes)]))
     if "-" not in (args.json, args.markdown):
         _print_tables(conditions, tables, notes)
     for difference in wrong:
@@ -191,29 +192,15 @@ def _arguments() -> argparse.Namespace:
     flag = parser.add_argument
     sets = available_instruction_sets()
     flag("--model", default=DEFAULT_MODEL, help="a GGUF file, or a name 'octavo pull' knows")
-    flag("--context", type=_count, default=4000, help="tokens all have in common (default: %(default)s)")
-    flag("--tokens", type=_count, default=256, help="generated for each (default: %(default)s)")
-    flag("--dtypes", type=_dtypes, default=["f16"], help="types of KV: f16, q8 or f16,q8 (default: f16)")
-    flag("--threads", type=_count, default=default_num_threads(), help="default: %(default)s")
+    flag("--context", type=count, default=4000, help="tokens all have in common (default: %(default)s)")
+    flag("--tokens", type=count, default=256, help="generated for each (default: %(default)s)")
+    flag("--dtypes", type=kv_dtypes, default=["f16"], help="types of KV: f16, q8 or f16,q8 (default: f16)")
+    flag("--threads", type=count, default=default_num_threads(), help="default: %(default)s")
     flag("--instruction-set", choices=sets, default=sets[0], help="default: %(default)s")
-    flag("--repetitions", type=_count, default=3, help="default: %(default)s")
+    flag("--repetitions", type=count, default=3, help="default: %(default)s")
     flag("--json", metavar="FILE", help="write everything as JSON; - for standard output")
     flag("--markdown", metavar="FILE", help="write the tables for the README; - for standard output")
     return parser.parse_args()
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} is not at least 1")
-    return count
-
-
-def _dtypes(text: str) -> list[str]:
-    dtypes = text.split(",")
-    if not set(dtypes) <= set(KV_DTYPES) or len(set(dtypes)) < len(dtypes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not different ones of {', '.join(KV_DTYPES)}")
-    return dtypes
 
 
 def _conditions(args: argparse.Namespace) -> Conditions:
@@ -376,13 +363,6 @@ def _print_tables(conditions: Conditions, tables: Mapping[str, Sequence[Row]], n
         console.print(printed)
     for note in notes:
         console.print(note, markup=False)
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        print(text)
-    else:
-        Path(target).write_text(text + "\n")
 
 
 if __name__ == "__main__":

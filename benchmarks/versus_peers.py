@@ -81,6 +81,7 @@ from comparison import (
     compare,
     markdown,
     workloads,
+    write,
 )
 from measured_files import NAMES, describe_types, measured_file
 from octavo.bench.client import AnswerFailed, StreamedAnswer, stream_completions
@@ -88,6 +89,7 @@ from octavo.bench.machine import Machine
 from octavo.bench.other_load import OtherLoad, wait_for_quiet
 from octavo.bench.prompts import seeded_prompts
 from octavo.bench.server_process import ServerFailed, ServerProcess
+from octavo.cli.flags import count
 from octavo.kernels.threads import default_num_threads
 from octavo.model.catalog import resolve_model
 from octavo.model.errors import ModelFileError
@@ -154,9 +156,9 @@ def main() -> int:
         results.append(_measure_model(name, path, conditions))
         # Files are written after each model: hours of measuring are not lost to the last of them.
         if args.json and (args.json != "-" or len(results) == len(models)):
-            _write(args.json, _json(results, machine, described, conditions))
+            write(args.json, _json(results, machine, described, conditions))
         if args.markdown and (args.markdown != "-" or len(results) == len(models)):
-            _write(args.markdown, markdown(results, list(engines), stated))
+            write(args.markdown, markdown(results, list(engines), stated))
     _print_tables(results, list(engines), stated)
     return 0 if all(result.comparisons for result in results) else 1
 
@@ -167,11 +169,11 @@ def _arguments() -> argparse.Namespace:
     flag("--models", type=_models, default=["smollm2-q4_1"], help="default: smollm2-q4_1")
     flag("--peers", type=_peers, default=["llamacpp", "openvino"], help="default: llamacpp,openvino")
     flag("--streams", type=_counts, default=[1, 2, 4, 8, 16], help="default: 1,2,4,8,16")
-    flag("--context", type=_count, default=128, help="prompt tokens of a decoding stream (default: 128)")
-    flag("--prompt", type=_count, default=512, help="tokens of a prefill (default: 512)")
+    flag("--context", type=count, default=128, help="prompt tokens of a decoding stream (default: 128)")
+    flag("--prompt", type=count, default=512, help="tokens of a prefill (default: 512)")
     flag("--instruction-set", choices=INSTRUCTION_SETS, default=INSTRUCTION_SETS[0], help="of Octavo")
-    flag("--threads", type=_count, default=default_num_threads(), help="of each (default: %(default)s)")
-    flag("--repetitions", type=_count, default=5, help="default: %(default)s")
+    flag("--threads", type=count, default=default_num_threads(), help="of each (default: %(default)s)")
+    flag("--repetitions", type=count, default=5, help="default: %(default)s")
     flag("--only", metavar="WORKLOAD", action="append", help="such as prefill or decode_8; may be repeated")
     flag("--busy-neighbour", action="store_true", help="with a process that spins on a core")
     flag(
@@ -186,15 +188,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} is not at least 1")
-    return count
-
-
 def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
+    return [count(part) for part in text.split(",")]
 
 
 def _models(text: str) -> list[str]:
@@ -380,13 +375,6 @@ def _print_tables(results: Sequence[ModelResult], engines: Sequence[str], stated
 def _fail(message: str) -> int:
     print(message, file=sys.stderr)
     return 2
-
-
-def _write(target: str, text: str) -> None:
-    if target == "-":
-        print(text)
-    else:
-        Path(target).write_text(text + "\n")
 
 
 if __name__ == "__main__":

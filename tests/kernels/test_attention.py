@@ -357,6 +357,21 @@ def test_a_position_that_is_not_a_number_spoils_only_the_rows_that_see_it(
             assert np.isnan(spoilt).all()
 
 
+@EVERY_PATH
+@EVERY_KV_DTYPE
+def test_a_value_that_is_not_a_number_spoils_its_row_however_little_it_weighs(
+    kind: Kind, instruction_set: str
+) -> None:
+    """0 x NaN is NaN: a score 200 below the others does not make the value one."""
+    kv = random_kv(np.random.default_rng(0), 20, 1, 16)
+    kv.keys[:] = 0.0
+    kv.keys[5, 0, 0] = -200.0
+    kv.values[5] = np.nan
+    query = np.zeros((1, 2, 16), dtype=np.float32)
+    query[..., 0] = 1.0
+    assert np.isnan(attend([Chunk(kv, 19, query)], kind, instruction_set=instruction_set)[0]).all()
+
+
 @EVERY_KV_DTYPE
 def test_a_key_that_overflowed_fails_its_row(kind: Kind) -> None:
     """Keys beyond what is stored are infinite. Their softmax has no answer, and none may be made up."""
@@ -452,6 +467,12 @@ def ask(**changes: Any) -> Floats:
         ({"kv_dtype": "q8", "extent": 600}, "640 bytes at 0 .* 600"),
         ({"kv_dtype": "q8", "layer": 3460}, "640 bytes at 3460 .* 4096"),
         ({"window": -1}, "window of -1 "),
+        ({"soft_cap": -1.0}, "capped at -1"),
+        ({"soft_cap": np.nan}, "capped at nan"),
+        ({"soft_cap": np.inf}, "capped at inf"),
+        ({"soft_cap": 1001.0}, "capped at 1001; 0 leaves them as they are, else 0.001 to 1000"),
+        ({"soft_cap": 1e-39}, "capped at 1e-39"),
+        ({"layer": 2**63 - 1}, "1024 bytes at 9223372036854775807 "),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_numbers(changes: dict[str, Any], message: str) -> None:

@@ -74,8 +74,8 @@ class RecordedProgram:
 
     @property
     def kv_rows(self) -> tuple[int, int]:
-        """Of all steps and layers so far: positions of one KV head that were read for attention, and that
-        would have been read if no sequences had been attended together."""
+        """Of all steps since `bind` and all layers: positions of one KV head that were read for attention,
+        and that would have been read if no sequences had been attended together."""
         return self._program.kv_rows_read, self._program.kv_rows_attended
 
     def seconds(self, chunk_starts: Ints, chunk_lens: Ints, offsets: Ints, tables: Ints) -> float:

@@ -25,7 +25,8 @@ class KVLayout:
         | K: f16[num_kv_heads][head_dim][block_size] | V: f16[num_kv_heads][block_size][head_dim] |
 
     A layer as q8: a key or a value of one token and head is `head_dim` codes and one scale, the largest
-    magnitude / 127. Codes lie in pairs: two dimensions of a position in K, two positions of a dimension in V.
+    magnitude / 127; keys are rotated before (docs/kv-cache.md). Codes lie in pairs: two dimensions of a
+    position in K, two positions of a dimension in V.
 
         | K of head 0 | ... | K of head num_kv_heads - 1 | V of head 0 | ... | V of head num_kv_heads - 1 |
         K of a head: | codes int8[head_dim / 2][block_size][2] | scales float32[block_size] |

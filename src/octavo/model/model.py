@@ -49,7 +49,6 @@ class Model:
         self._program: Program | None = program
         self._arena: Arena | None = None
         self._kv_row_bytes = 0
-        self._kv_rows_at_bind = (0, 0)
 
     @classmethod
     def load(
@@ -105,12 +104,12 @@ class Model:
     @property
     def attention_kv_bytes_read(self) -> int:
         """Keys and values that attention has read since `bind`, in bytes."""
-        return (self._loaded().kv_rows_read - self._kv_rows_at_bind[0]) * self._kv_row_bytes
+        return self._loaded().kv_rows_read * self._kv_row_bytes
 
     @property
     def attention_kv_bytes_attended(self) -> int:
         """What it would have read if every sequence had read all of its own, in bytes since `bind`."""
-        return (self._loaded().kv_rows_attended - self._kv_rows_at_bind[1]) * self._kv_row_bytes
+        return self._loaded().kv_rows_attended * self._kv_row_bytes
 
     def kv_layout(self, block_size: int = 16, dtype: str = "f16") -> KVLayout:
         """How a block of this model's KV lies in memory.
@@ -135,7 +134,6 @@ class Model:
         program.bind(arena.address, arena.extent_bytes, arena.num_blocks, layout.block_size, layout.dtype)
         self._arena = arena  # its memory must outlive every step
         self._kv_row_bytes = layout.row_bytes
-        self._kv_rows_at_bind = (program.kv_rows_read, program.kv_rows_attended)
 
     def step(self, batch: RaggedBatch) -> list[Sampled | None]:
         """Compute every chunk and sample: one native call, the interpreter lock released.

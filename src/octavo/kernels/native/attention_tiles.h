@@ -15,7 +15,6 @@ inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct FloatTerms {
     using Stored = Half;
-    using Widened = float;
     using Factor = float;  // of queries, and of weights
     using Total = float;
     using Sum = Wide::Floats;
@@ -39,7 +38,6 @@ struct PairTerms {
     static constexpr int kStep = 2;
     static Sum zero() { return Wide::int_zeros(); }
     static Sum sum(const int32_t* p) { return Wide::ints(p); }
-    static Term load(const int16_t* p) { return Wide::pairs(p); }
     static Term load(const int8_t* p) { return Wide::pairs(p); }
     static Term factor(const int16_t* p) { return Wide::splat_pair(p); }
     static Sum add_product(Sum sum, Term factor, Term term) { return dot2(sum, factor, term); }

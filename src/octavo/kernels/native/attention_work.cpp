@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@ namespace {
 constexpr int64_t kStateFloats = int64_t{1} << 20;
 // As many tasks a thread keep the threads evenly busy, the longest first.
 constexpr int kTasksOfThread = 4;
+// A capped score is off by up to cap x 2^-22: larger caps would leave little of a score.
+constexpr float kSmallestSoftCap = 1e-3f, kLargestSoftCap = 1e3f;
 
 }  // namespace
 
@@ -37,6 +40,14 @@ void check_block_size(int64_t block_size) {
                                     " is not 8, 16, 32, 64, 128 or 256");
 }
 
+void check_soft_cap(float soft_cap) {
+    if (soft_cap == 0.0f || (soft_cap >= kSmallestSoftCap && soft_cap <= kLargestSoftCap)) return;
+    std::ostringstream text;
+    text << "scores cannot be capped at " << soft_cap << "; 0 leaves them as they are, else "
+         << kSmallestSoftCap << " to " << kLargestSoftCap;
+    throw std::invalid_argument(text.str());
+}
+
 KVType kv_type_named(const std::string& name) {
     if (name == "f16") return KVType::kF16;
     if (name == "q8") return KVType::kQ8;
@@ -46,8 +57,7 @@ KVType kv_type_named(const std::string& name) {
 AttentionWork::AttentionWork(int num_threads, int max_rows, int num_heads, int num_kv_heads, int head_dim,
                              int window)
     : num_threads_(num_threads),
-      num_heads_((check_heads(num_heads, num_kv_heads, head_dim), num_heads)),
-      num_kv_heads_(num_kv_heads),
+      num_kv_heads_((check_heads(num_heads, num_kv_heads, head_dim), num_kv_heads)),
       head_dim_(head_dim),
       group_(num_heads / num_kv_heads),
       window_(window),
@@ -61,11 +71,6 @@ AttentionWork::AttentionWork(int num_threads, int max_rows, int num_heads, int n
 
 int64_t AttentionWork::nbytes() const {
     return 4 * kStateFloats + num_threads_ * attention_scratch_bytes(head_dim_);
-}
-
-// The first run that a row of this length sees something of.
-int AttentionWork::first_run(int length) const {
-    return window_ > 0 && length > window_ ? (length - window_) / kRunTokens : 0;
 }
 
 void AttentionWork::plan(const std::vector<Segment>& segments, int block_size, bool share) {
@@ -94,7 +99,7 @@ void AttentionWork::add_rows_of(const Segment& segment, int rows_at_once) {
         const int seen = length - (window_ > 0 ? std::max(0, first_length - window_) : 0);
         for (int head = 0; head < num_kv_heads_; ++head) {
             items_.push_back({segment.block_table, head, static_cast<int>(rows_.size()), count,
-                              first_run(first_length), (length + kRunTokens - 1) / kRunTokens,
+                              first_run(first_length, window_), (length + kRunTokens - 1) / kRunTokens,
                               int64_t{count} * seen});
             for (int i = 0; i < count; ++i)
                 rows_.push_back({segment.first_row + row + i, first_length + i, -1, 0});
@@ -107,7 +112,7 @@ void AttentionWork::add_rows_of(const Segment& segment, int rows_at_once) {
 // Whether the row of a segment of one has several runs, and room for their states: then its runs are noted.
 bool AttentionWork::split(const Segment& segment, int64_t& states_used) {
     const int length = segment.first_position + 1;
-    const int begin = first_run(length), end = (length + kRunTokens - 1) / kRunTokens;
+    const int begin = first_run(length, window_), end = (length + kRunTokens - 1) / kRunTokens;
     const int64_t floats = (end - begin) * state_floats() * num_kv_heads_;
     if (end - begin < 2 || states_used + floats > kStateFloats) return false;
     split_rows_.push_back({segment.first_row, length, segment.block_table, begin, end, num_folds_});

@@ -23,11 +23,12 @@ struct Segment {
     const int32_t* block_table;
 };
 
-// Throw std::invalid_argument for heads, blocks and types that the kernels do not have: head sizes are
+// Throw std::invalid_argument for heads, blocks, caps and types that the kernels do not have: head sizes are
 // multiples of 16 up to 256, at most 48 query heads share a KV head, blocks have 8, 16, 32, 64, 128 or 256
-// tokens, types are "f16" and "q8".
+// tokens, soft caps are 0 or 0.001 to 1,000, types are "f16" and "q8".
 void check_heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim);
 void check_block_size(int64_t block_size);
+void check_soft_cap(float soft_cap);
 KVType kv_type_named(const std::string& name);
 
 class AttentionWork {
@@ -104,7 +105,6 @@ class AttentionWork {
     };
 
     int64_t state_floats() const { return static_cast<int64_t>(group_) * (2 + head_dim_); }
-    int first_run(int length) const;
     void add_rows_of(const Segment& segment, int rows_at_once);
     bool split(const Segment& segment, int64_t& states_used);
     void add_runs(int block_size, bool share);
@@ -112,7 +112,7 @@ class AttentionWork {
     void prepare(const Layer& layer, int64_t index, std::byte* scratch, Prepared& prepared) const;
     void finish(const Layer& layer, const Prepared& prepared);
 
-    const int num_threads_, num_heads_, num_kv_heads_, head_dim_, group_, window_;
+    const int num_threads_, num_kv_heads_, head_dim_, group_, window_;
     std::vector<Item> items_;
     std::vector<Row> rows_;
     std::vector<SplitRow> split_rows_;

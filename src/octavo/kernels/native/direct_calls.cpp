@@ -102,8 +102,9 @@ class AttentionCall {
           work_(pool.num_threads(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), num_kv_heads,
                 static_cast<int>(q.shape(2)), window) {
         check_block_size(block_size);
+        check_soft_cap(soft_cap);
         const int64_t layer_bytes = 2 * num_kv_heads * kv_head_bytes(kv_.type, kv_.head_dim, block_size);
-        if (layer_offset < 0 || layer_offset + layer_bytes > extent_bytes)
+        if (layer_offset < 0 || layer_offset > extent_bytes - layer_bytes)
             throw std::invalid_argument("a layer of " + std::to_string(layer_bytes) + " bytes at " +
                                         std::to_string(layer_offset) + " reaches out of extents of " +
                                         std::to_string(extent_bytes));

@@ -120,12 +120,18 @@ static constexpr int64_t kv_head_bytes(KVType type, int head_dim, int block_size
     return static_cast<int64_t>(block_size) * (type == KVType::kF16 ? 2 * head_dim : head_dim + 4);
 }
 
+// The first run that a row of this length sees something of; window 0: all before it.
+static constexpr int first_run(int length, int window) {
+    return window > 0 && length > window ? (length - window) / kRunTokens : 0;
+}
+
 // A row whose queries one attention task computes: the heads of a group that share the task's KV head.
 struct AttentionRow {
     const float* q;  // [group][head_dim], already scaled, and for kQ8 rotated
     int length;      // positions it may see: its own and all before
     float* out;      // [group][head_dim]
-    float* state;    // not null: no `out`, but the state of the task's one run [group][2 + head_dim]
+    float* state;    // not null: no `out`, but the state of the task's one run [group][2 + head_dim]; so for
+                     // all rows of a task or none
 };
 
 // Rows over runs [run_begin, run_end) of one KV head. Either consecutive positions of one sequence, or rows
@@ -139,7 +145,7 @@ struct AttentionTask {
     int num_rows;
     int run_begin, run_end;
     int window;      // positions a row sees, its own included; 0: all (Beltagy et al. 2020)
-    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not (Gemma 2, 2024)
+    float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not (Gemma Team 2024)
     void* scratch;   // attention_scratch_bytes(head_dim), at a multiple of 64
     bool fetched;    // this task's first keys were the `next` of another on this thread
     const AttentionTask* next;  // whose first keys this thread wants then; or null. Only kv, block_table,

@@ -11,8 +11,6 @@
 // KVType::kQ8: q becomes int16 codes with one scale, and so do the weights of a run, p[j] * scale of V[j].
 // Both sums are integers, exact in any order: 256 dims, or positions, of |127 * 32,767| fit 32 bits.
 
-inline Wide::Floats wide_splat(float x) { return Wide::splat(x); }
-
 #if !defined(OCTAVO_SIXTEEN_LANES)
 inline F32x8 add_halves(F32x8 total, F32x8 a) { return add(total, a); }
 #endif
@@ -126,17 +124,27 @@ struct RunSums {
     float weight_scale;  // of the codes (kQ8)
 };
 
+// Scales of positions [at, at + lanes), 0 outside [low, length): what a row does not see may have any.
+inline Wide::Floats seen_scales(const float* scales, int at, int low, int length) {
+    constexpr int kLanes = Wide::kColumns;
+    if (at >= low && at + kLanes <= length) return Wide::floats(scales + at);
+    float seen[kLanes];
+    for (int i = 0; i < kLanes; ++i) seen[i] = at + i >= low && at + i < length ? scales[at + i] : 0.0f;
+    return Wide::floats(seen);
+}
+
 // Scores of one query vector -> weights in place, 0 outside [low, length) as far as registers reach.
 // Codes: scores are first multiplied by the scales of keys and query, and weights then by those of values;
-// they become codes, 0 elsewhere in [from, to). What a row does not see may have any scale.
+// they become codes, 0 elsewhere in [from, to).
 template <bool kCodes, bool kSoftCap>
 inline RunSums softmax_run(float* s, int low, int length, const AttentionScratch& scratch, float query_scale,
                            float soft_cap, int from, int to, int16_t* codes) {
     constexpr int kLanes = Wide::kColumns;
     const int begin = low / kLanes * kLanes, end = (length + kLanes - 1) / kLanes * kLanes;
     if constexpr (kCodes || kSoftCap) {
-        const auto by = wide_splat(query_scale), one = wide_splat(1.0f), two = wide_splat(2.0f);
-        const auto cap = wide_splat(soft_cap), twice_inverse = wide_splat(kSoftCap ? 2.0f / soft_cap : 0.0f);
+        const auto by = Wide::splat(query_scale), one = Wide::splat(1.0f), two = Wide::splat(2.0f);
+        const auto cap = Wide::splat(soft_cap),
+                   twice_inverse = Wide::splat(kSoftCap ? 2.0f / soft_cap : 0.0f);
         for (int j = begin; j < end; j += kLanes) {
             auto x = Wide::floats(s + j);
             if constexpr (kCodes) x = mul(mul(x, Wide::floats(scratch.key_scales + j)), by);
@@ -158,14 +166,14 @@ inline RunSums softmax_run(float* s, int low, int length, const AttentionScratch
     RunSums run;
     run.max = max_lanes(max(largest, other));
 
-    const auto shift = wide_splat(run.max), floor = wide_splat(-87.0f);
+    const auto shift = Wide::splat(run.max);
     F32x8 total = zero_f32();
     auto broken = Wide::zeros();
     largest = Wide::zeros();
-    const auto weigh = [&](int at, auto x, auto p) __attribute__((always_inline)) {
+    const auto weigh = [&](int at, auto p) __attribute__((always_inline)) {
         total = add_halves(total, p);
         if constexpr (kCodes) {
-            p = zero_where_below(mul(p, Wide::floats(scratch.value_scales + at)), x, floor);
+            p = mul(p, seen_scales(scratch.value_scales, at, low, length));
             largest = max(p, largest);
             broken = fma(p, Wide::zeros(), broken);
         }
@@ -173,15 +181,12 @@ inline RunSums softmax_run(float* s, int low, int length, const AttentionScratch
     };
     // Two at a time: each is one long chain.
     for (j = begin; j + kLanes < end; j += 2 * kLanes) {
-        const auto x = sub(Wide::floats(s + j), shift), y = sub(Wide::floats(s + j + kLanes), shift);
-        const auto p = exp_of<Wide>(x), q = exp_of<Wide>(y);
-        weigh(j, x, p);
-        weigh(j + kLanes, y, q);
+        const auto p = exp_of<Wide>(sub(Wide::floats(s + j), shift));
+        const auto q = exp_of<Wide>(sub(Wide::floats(s + j + kLanes), shift));
+        weigh(j, p);
+        weigh(j + kLanes, q);
     }
-    if (j < end) {
-        const auto x = sub(Wide::floats(s + j), shift);
-        weigh(j, x, exp_of<Wide>(x));
-    }
+    if (j < end) weigh(j, exp_of<Wide>(sub(Wide::floats(s + j), shift)));
     run.sum = sum_lanes(total);
     if constexpr (!kCodes) return run;
 
@@ -190,7 +195,7 @@ inline RunSums softmax_run(float* s, int low, int length, const AttentionScratch
     for (float lane : lanes) nan_or_zero += lane;
     const float step = max_lanes(largest) / 32767.0f;
     const bool usable = nan_or_zero == 0.0f && step >= kSmallestNormal;
-    const auto inverse = wide_splat(usable ? 1.0f / step : 0.0f);
+    const auto inverse = Wide::splat(usable ? 1.0f / step : 0.0f);
     for (j = from; j < begin; ++j) codes[j] = 0;
     if (usable)
         for (j = begin; j < end; j += kLanes)
@@ -308,29 +313,36 @@ inline void copy_row(const float* from, int head_dim, float* to) {
     for (int d = 0; d < head_dim; d += Wide::kColumns) store(to + d, Wide::floats(from + d));
 }
 
-// (m, l) [count] <- (m, l) then (m2, l2); what o and o2 are to be multiplied by goes to m2 and l2. Room for
-// whole registers is behind each.
+// (m, l) [count] <- (m, l) then (m2, l2); what o and o2 are to be multiplied by goes to m2 and l2. Whole
+// registers are read, `count` values of each written.
 inline void fold_sums(int count, float* m, float* l, float* m2, float* l2) {
-    for (int i = 0; i < count; i += Wide::kColumns) {
+    constexpr int kLanes = Wide::kColumns;
+    for (int i = 0; i < count; i += kLanes) {
         const auto first = Wide::floats(m + i), second = Wide::floats(m2 + i);
         const auto top = max(first, second);
         const auto a = exp_of<Wide>(sub(first, top)), b = exp_of<Wide>(sub(second, top));
-        store(l + i, fma(Wide::floats(l2 + i), b, mul(Wide::floats(l + i), a)));
-        store(m + i, top);
-        store(m2 + i, a);
-        store(l2 + i, b);
+        const auto sum = fma(Wide::floats(l2 + i), b, mul(Wide::floats(l + i), a));
+        const auto write = [&](float* to, auto value) {
+            float lanes[kLanes];
+            store(lanes, value);
+            for (int j = 0; j < kLanes && i + j < count; ++j) to[i + j] = lanes[j];
+        };
+        write(l, sum);
+        write(m, top);
+        write(m2, a);
+        write(l2, b);
     }
 }
 
 // o <- o * by + o2 * by2.
 inline void fold_row(float* o, float by, const float* o2, float by2, int head_dim) {
-    const auto a = wide_splat(by), b = wide_splat(by2);
+    const auto a = Wide::splat(by), b = Wide::splat(by2);
     for (int d = 0; d < head_dim; d += Wide::kColumns)
         store(o + d, fma(Wide::floats(o2 + d), b, mul(Wide::floats(o + d), a)));
 }
 
 inline void finish_row(float l, const float* o, int head_dim, float* out) {
-    const auto divisor = wide_splat(l);
+    const auto divisor = Wide::splat(l);
     for (int d = 0; d < head_dim; d += Wide::kColumns) store(out + d, div(Wide::floats(o + d), divisor));
 }
 
@@ -355,6 +367,17 @@ inline void fetch_first_keys(const RunView& run) {
         for (int i = 0; i < kLines; ++i) fetch(run.keys(b) + i * kLine);
 }
 
+// The states of a task's one run, (m, l, o) of each query vector, to its rows.
+inline void write_states(const AttentionTask& t, const float* m, const float* l, const float* o) {
+    const int hd = t.kv.head_dim;
+    for (int i = 0; i < t.num_rows * t.group; ++i) {
+        float* state = t.rows[i / t.group].state + i % t.group * (2 + hd);
+        state[0] = m[i];
+        state[1] = l[i];
+        copy_row(o + i * hd, hd, state + 2);
+    }
+}
+
 template <class Terms, bool kSoftCap>
 void attend(const AttentionTask& t) {
     constexpr bool kCodes = Terms::kStep == 2;
@@ -366,11 +389,8 @@ void attend(const AttentionTask& t) {
     int begins[kMaxQueryVectors];  // the first run that a row sees something of
     const typename Terms::Factor* q[kMaxQueryVectors];
     for (int i = 0; i < vectors; ++i) {
-        int low, length;
-        begins[i] = t.run_begin;
-        for (seen_of_run(t, t.rows[i / t.group], begins[i], &low, &length); low >= kRunTokens;
-             low -= kRunTokens)
-            ++begins[i];
+        const int first = first_run(t.rows[i / t.group].length, t.window);
+        begins[i] = first > t.run_begin ? first : t.run_begin;
         const float* query = t.rows[i / t.group].q + i % t.group * hd;
         if constexpr (kCodes) {
             query_scale[i] = head_codes(query, hd, scratch.queries + i * hd, 32767.0f);
@@ -424,7 +444,7 @@ void attend(const AttentionTask& t) {
             for (int i = active.first; i < active.last; ++i)
                 for (int d = 0; d < hd; d += Wide::kColumns)
                     store(scratch.run_o + i * hd + d,
-                          mul(to_float(Wide::ints(scratch.sums + i * hd + d)), wide_splat(weight_scale[i])));
+                          mul(to_float(Wide::ints(scratch.sums + i * hd + d)), Wide::splat(weight_scale[i])));
         } else {
             if (slices)
                 value_slices(view, active, scratch);
@@ -432,33 +452,23 @@ void attend(const AttentionTask& t) {
                 value_run<Terms>(view, following, active, scratch.scores, scratch.run_o);
         }
 
-        for (int i = active.first; i < active.last; i += t.group) {
-            float* state = t.rows[i / t.group].state;
-            if (state == nullptr) continue;
-            for (int j = i; j < i + t.group; ++j, state += 2 + hd) {
-                state[0] = run_m[j];
-                state[1] = run_l[j];
-                copy_row(scratch.run_o + j * hd, hd, state + 2);
-            }
+        if (t.rows[0].state != nullptr) {
+            write_states(t, run_m, run_l, scratch.run_o);
+            return;
         }
-        if (t.rows[0].state != nullptr) continue;
         // Rows whose first run this is come after those that saw one before.
         int folded = active.first;
         while (folded < active.last && begins[folded] < run) ++folded;
-        float first_m[kRoom], first_l[kRoom];
-        __builtin_memcpy(first_m, run_m, sizeof run_m);
-        __builtin_memcpy(first_l, run_l, sizeof run_l);
         fold_sums(folded - active.first, total_m + active.first, total_l + active.first, run_m + active.first,
                   run_l + active.first);
         for (int i = active.first; i < folded; ++i)
             fold_row(scratch.total_o + i * hd, run_m[i], scratch.run_o + i * hd, run_l[i], hd);
         for (int i = folded; i < active.last; ++i) {
-            total_m[i] = first_m[i];
-            total_l[i] = first_l[i];
+            total_m[i] = run_m[i];
+            total_l[i] = run_l[i];
             copy_row(scratch.run_o + i * hd, hd, scratch.total_o + i * hd);
         }
     }
-    if (t.rows[0].state != nullptr) return;
     for (int i = 0; i < vectors; ++i)
         finish_row(total_l[i], scratch.total_o + i * hd, hd, t.rows[i / t.group].out + i % t.group * hd);
 }

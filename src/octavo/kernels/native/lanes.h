@@ -16,7 +16,6 @@ struct Lanes8 {
     static Ints ints(const int32_t* p) { return load(p); }
     static Floats halves(const Half* p) { return load(p); }
     static Ints bytes(const int8_t* p) { return load(p); }
-    static Pairs pairs(const int16_t* p) { return load_pairs(p); }
     static Pairs pairs(const int8_t* p) { return load_pairs(p); }
     static Pairs splat_pair(const int16_t* p) { return broadcast_pair(p); }
     static Floats splat(float x) { return broadcast(x); }

@@ -206,8 +206,7 @@ void Program::attention(int qkv, int out, int num_heads, int num_kv_heads, int h
     if (num_layers_ > 0 &&
         (num_heads != num_heads_ || num_kv_heads != num_kv_heads_ || head_dim != head_dim_))
         refuse("layers of one group have equal heads");
-    if (!(soft_cap >= 0.0f && std::isfinite(soft_cap)))
-        refuse("scores cannot be capped at " + std::to_string(soft_cap));
+    check_soft_cap(soft_cap);
     num_heads_ = num_heads;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
@@ -286,6 +285,7 @@ void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int
     num_blocks_ = num_blocks;
     block_size_ = block_size;
     kv_type_ = kv_type;
+    kv_rows_read_ = kv_rows_attended_ = 0;
 }
 
 int64_t Program::buffer_bytes() const {

@@ -87,8 +87,8 @@ class Program {
     // same.
     void set_shared_prefix_attention(bool share) { share_prefixes_ = share; }
     bool shared_prefix_attention() const { return share_prefixes_; }
-    // Of all steps and layers: positions of one KV head that were read for attention, and that would have
-    // been if no sequences had been attended together.
+    // Of all steps since bind and all layers: positions of one KV head that were read for attention, and that
+    // would have been if no sequences had been attended together.
     int64_t kv_rows_read() const { return kv_rows_read_; }
     int64_t kv_rows_attended() const { return kv_rows_attended_; }
     int64_t buffer_bytes() const;

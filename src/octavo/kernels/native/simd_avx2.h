@@ -60,9 +60,6 @@ inline I32x8 load(const int8_t* p) {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
 }
 inline I32x8 load(const int32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline I16x16 load_pairs(const int16_t* p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-}
 inline I16x16 load_pairs(const int8_t* p) {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
@@ -71,7 +68,6 @@ inline I16x16 broadcast_pair(const int16_t* p) {
     __builtin_memcpy(&both, p, 4);
     return {_mm256_set1_epi32(both)};
 }
-inline void store(int16_t* p, I16x16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
 // Bits [from, from + count) of each lane.
 inline I32x8 bits(I32x8 a, int from, int count) {
     return {_mm256_and_si256(_mm256_srli_epi32(a.v, from), _mm256_set1_epi32((1 << count) - 1))};

@@ -41,7 +41,6 @@ inline I32x16 bits(I32x16 a, int from, int count) {
     return {_mm512_and_si512(shifted, _mm512_set1_epi32((1 << count) - 1))};
 }
 inline void store(int32_t* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
-inline void store(int16_t* p, I16x32 a) { _mm512_storeu_si512(p, a.v); }
 inline I32x16 dot2(I32x16 sum, I16x32 a, I16x32 b) { return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)}; }
 // Saturated to int16, in order.
 inline void store_narrow(int16_t* p, I32x16 a) {
@@ -78,7 +77,6 @@ struct Lanes16 {
     static Ints bytes(const int8_t* p) {
         return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
     }
-    static Pairs pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
     static Pairs pairs(const int8_t* p) {
         return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     }

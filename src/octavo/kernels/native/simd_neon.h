@@ -97,7 +97,6 @@ inline I32x8 load(const int8_t* p) {
     return {vmovl_s16(vget_low_s16(wide)), vmovl_high_s16(wide)};
 }
 inline I32x8 load(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
-inline I16x16 load_pairs(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
 inline I16x16 load_pairs(const int8_t* p) {
     const int8x16_t bytes = vld1q_s8(p);
     return {vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes)};
@@ -107,10 +106,6 @@ inline I16x16 broadcast_pair(const int16_t* p) {
     __builtin_memcpy(&both, p, 4);
     const int16x8_t pairs = vreinterpretq_s16_s32(vdupq_n_s32(both));
     return {pairs, pairs};
-}
-inline void store(int16_t* p, I16x16 a) {
-    vst1q_s16(p, a.lo);
-    vst1q_s16(p + 8, a.hi);
 }
 inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) {
     const auto products = [](int16x8_t x, int16x8_t y) {

@@ -150,8 +150,7 @@ inline F32x8 without_lane(F32x8 a, int lane) {
 
 #undef OCTAVO_LANES
 
-template <class Code>
-inline I16x16 load_pairs(const Code* p) {
+inline I16x16 load_pairs(const int8_t* p) {
     I16x16 r;
     for (int i = 0; i < 16; ++i) r.v[i] = p[i];
     return r;
@@ -160,9 +159,6 @@ inline I16x16 broadcast_pair(const int16_t* p) {
     I16x16 r;
     for (int i = 0; i < 16; ++i) r.v[i] = p[i % 2];
     return r;
-}
-inline void store(int16_t* p, I16x16 a) {
-    for (int i = 0; i < 16; ++i) p[i] = a.v[i];
 }
 // Saturated to int16, in order.
 inline void store_narrow(int16_t* p, I32x8 a) {

@@ -132,10 +132,6 @@ inline I32x8 load(const int32_t* p) {
     return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4))};
 }
-inline I16x16 load_pairs(const int16_t* p) {
-    return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)),
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8))};
-}
 inline I16x16 load_pairs(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm_cvtepi8_epi16(bytes), _mm_cvtepi8_epi16(_mm_srli_si128(bytes, 8))};
@@ -144,10 +140,6 @@ inline I16x16 broadcast_pair(const int16_t* p) {
     int32_t both;
     __builtin_memcpy(&both, p, 4);
     return {_mm_set1_epi32(both), _mm_set1_epi32(both)};
-}
-inline void store(int16_t* p, I16x16 a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), a.lo);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), a.hi);
 }
 inline I32x8 dot2(I32x8 sum, I16x16 a, I16x16 b) {
     return add(sum, {_mm_madd_epi16(a.lo, b.lo), _mm_madd_epi16(a.hi, b.hi)});
