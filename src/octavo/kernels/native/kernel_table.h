@@ -90,6 +90,7 @@ struct MatmulTask {
     int k;
     int columns;  // real output columns; the last panel may be padded
     int64_t panel_begin, panel_end;
+    const uint8_t* follows;  // weights that this thread reads after these, to be fetched meanwhile; or null
     Activations activations;
     int rows;
     float* out;  // [rows][out_stride]

@@ -307,13 +307,13 @@ void float_matmul(const MatmulTask& t) {
         whole_panel<Kernel, Kernel>(t, t.panels + n * t.panel_bytes, n);
 }
 
-// What follows `bytes` of a panel in memory, in all_tiles' passes over its groups. A single pass is a stream
-// that the hardware fetches, and what follows the last panel of a task is another thread's.
+// As many bytes from `from` on, null for nothing, as a panel or stretch of `groups` has, in all_tiles' passes
+// over it. A single pass is a stream that the hardware fetches.
 template <class Kernel>
-inline FetchNext fetch_next(const uint8_t* panel, int64_t bytes, int rows, int groups, bool last) {
+inline FetchNext fetch_next(const uint8_t* from, int64_t bytes, int rows, int groups) {
     const int passes = kPanelColumns / (Kernel::kTiles * Kernel::Lanes::kColumns) *
                        ((rows + Kernel::kRows - 1) / Kernel::kRows);
-    return {panel + bytes, passes > 1 && !last ? bytes : 0, static_cast<int64_t>(passes) * groups};
+    return {from, passes > 1 && from != nullptr ? bytes : 0, static_cast<int64_t>(passes) * groups};
 }
 
 template <WeightType kType>
@@ -324,7 +324,8 @@ void packed_matmul(const MatmulTask& t) {
     const int64_t bytes = int64_t{groups} / kLayout.groups * kLayout.packed_bytes();
     for (int64_t n = t.panel_begin; n < t.panel_end; ++n) {
         const uint8_t* panel = t.panels + n * t.panel_bytes;
-        FetchNext fetch = fetch_next<Kernel>(panel, bytes, t.rows, groups, n + 1 == t.panel_end);
+        FetchNext fetch =
+            fetch_next<Kernel>(n + 1 == t.panel_end ? t.follows : panel + bytes, bytes, t.rows, groups);
         FetchNext* fetched = t.rows <= kFewRows ? nullptr : &fetch;
         whole_panel<Quantized<Lanes8, kType>, Kernel>(t, Stretch{panel, nullptr, 0, groups, nullptr, fetched},
                                                       n);
@@ -358,8 +359,9 @@ void unpacking_matmul(const MatmulTask& all) {
                 const uint8_t* packed =
                     t.panels + n * t.panel_bytes + int64_t{first} / kLayout.groups * kLayout.packed_bytes();
                 const int64_t bytes = int64_t{last - first} / kLayout.groups * kLayout.packed_bytes();
-                FetchNext fetch = fetch_next<Kernel>(packed, bytes, t.rows, last - first,
-                                                     last == groups && n + 1 == t.panel_end);
+                FetchNext fetch =
+                    fetch_next<Kernel>(last == groups && n + 1 == t.panel_end ? t.follows : packed + bytes,
+                                       bytes, t.rows, last - first);
                 unpack<kType>(packed, last - first, unpacked);
                 all_tiles<Kernel>(t, Stretch{packed, unpacked, first, last, partial, &fetch},
                                   t.out + n * kPanelColumns, columns);

@@ -19,6 +19,8 @@ constexpr int64_t kGatedPanels = 8;
 constexpr int kAloneFloats = 4096;
 // Panels after which what follows a product is done: 64 rows of them are 64 KB.
 constexpr int64_t kThenPanels = 8;
+// Panels of the head that are taken together.
+constexpr int kHeadUnit = 2;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -35,6 +37,33 @@ MatmulTask matmul_task(const Matrix& matrix, const Activations& activations, int
     task.rows = rows;
     return task;
 }
+
+// How a product of some matrices side by side is dealt out: in units of panels, several of them a chunk.
+struct LinearWork {
+    LinearWork(const std::vector<std::shared_ptr<Matrix>>& matrices, int unit, const ThreadPool& pool)
+        : matrices(matrices), unit(unit) {
+        for (const auto& matrix : matrices) total += units_of(*matrix);
+        chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
+    }
+    int64_t units_of(const Matrix& matrix) const { return (matrix.num_panels() + unit - 1) / unit; }
+    // Units [first_own(t), first_own(t + 1)) are thread t's.
+    int64_t first_own(const ThreadPool& pool, int thread) const {
+        const int64_t chunks = (total + chunk - 1) / chunk;
+        return std::min(total, pool.first_own_chunk(chunks, thread) * chunk);
+    }
+    // Null behind the last one.
+    const uint8_t* weights_at(int64_t at) const {
+        for (const auto& matrix : matrices) {
+            if (at < units_of(*matrix)) return matrix->panels() + at * unit * matrix->panel_bytes();
+            at -= units_of(*matrix);
+        }
+        return nullptr;
+    }
+
+    const std::vector<std::shared_ptr<Matrix>>& matrices;
+    const int unit;
+    int64_t total = 0, chunk;  // units
+};
 
 }  // namespace
 
@@ -89,15 +118,19 @@ int64_t ActivationBuffer::nbytes() const {
 void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
             float* out, int out_stride, bool accumulate, int unit,
-            const std::function<void(int64_t begin, int64_t end)>& then) {
-    const auto units_of = [&](const Matrix& matrix) { return (matrix.num_panels() + unit - 1) / unit; };
-    int64_t total = 0;
-    for (const auto& matrix : matrices) total += units_of(*matrix);
-    const int64_t chunk = std::max<int64_t>(1, total / (8 * pool.num_threads()));
-    pool.parallel_for(total, chunk, [&](int64_t begin, int64_t end, int) {
+            const std::function<void(int64_t begin, int64_t end)>& then,
+            const std::vector<const uint8_t*>& after) {
+    const LinearWork work(matrices, unit, pool);
+    pool.parallel_for(work.total, work.chunk, [&](int64_t begin, int64_t end, int thread) {
+        // Chunks that are taken from others come from their ends: what follows there is not ours.
+        const uint8_t* next = nullptr;
+        if (begin >= work.first_own(pool, thread) && end < work.first_own(pool, thread + 1))
+            next = work.weights_at(end);
+        else if (end == work.first_own(pool, thread + 1) && !after.empty())
+            next = after[thread];
         int64_t first_unit = 0, first_column = 0;
         for (const auto& matrix : matrices) {
-            const int64_t units = units_of(*matrix);
+            const int64_t units = work.units_of(*matrix);
             const int64_t from = std::max(begin - first_unit, int64_t{0}) * unit;
             const int64_t to = std::min(std::min(end - first_unit, units) * unit, matrix->num_panels());
             // In pieces whose results are still in cache when `then` comes for them.
@@ -106,6 +139,10 @@ void linear(const KernelTable& kernels, ThreadPool& pool,
                 MatmulTask task = matmul_task(*matrix, activations, rows);
                 task.panel_begin = panel;
                 task.panel_end = std::min(panel + piece, to);
+                if (task.panel_end < to)
+                    task.follows = task.panels + task.panel_end * task.panel_bytes;
+                else
+                    task.follows = end <= first_unit + units ? next : work.weights_at(first_unit + units);
                 task.out = out + first_column;
                 task.out_stride = out_stride;
                 task.accumulate = accumulate;
@@ -160,7 +197,7 @@ void Program::linear(int in, std::vector<std::shared_ptr<Matrix>> matrices, int 
         refuse("matrices of " + text(columns) + " columns do not fit a buffer of " + text(widths_[out]));
     if (accumulate) reads_rows(out);
     const int slot = codes_of(in, matrices);
-    operations_.push_back(Linear{in, out, std::move(matrices), accumulate, slot, -1});
+    operations_.push_back(Linear{in, out, std::move(matrices), accumulate, slot, -1, {}});
 }
 
 void Program::reads_rows(int in) {
@@ -246,7 +283,36 @@ void Program::gated_linear(int in, std::shared_ptr<Matrix> gate, std::shared_ptr
         gated_scratch_.clear();
         for (int i = 0; i < pool_->num_threads(); ++i) gated_scratch_.emplace_back(new float[floats]);
     }
-    operations_.push_back(GatedLinear{in, out, std::move(gate), std::move(up), chunk, slot, kNoCodes, false});
+    operations_.push_back(
+        GatedLinear{in, out, std::move(gate), std::move(up), chunk, slot, kNoCodes, false, {}});
+}
+
+int Program::linear_unit(const Linear& op) const {
+    return op.rope_layer < 0 ? 1 : std::lcm(head_dim_, kPanelColumns) / kPanelColumns;
+}
+
+void Program::link_weights() {
+    const int threads = pool_->num_threads();
+    std::vector<const uint8_t*> after;
+    const auto starts_of = [&](const LinearWork& work) {
+        std::vector<const uint8_t*> starts;
+        for (int t = 0; t < threads; ++t) starts.push_back(work.weights_at(work.first_own(*pool_, t)));
+        return starts;
+    };
+    for (auto op = operations_.rbegin(); op != operations_.rend(); ++op) {
+        if (auto* product = std::get_if<Linear>(&*op)) {
+            product->after = after;
+            after = starts_of(LinearWork(product->matrices, linear_unit(*product), *pool_));
+        } else if (auto* gated = std::get_if<GatedLinear>(&*op)) {
+            gated->after = after;
+            after.clear();
+            for (int t = 0; t < threads; ++t)
+                after.push_back(gated->gate->panels() + pool_->first_own_chunk(gated->pieces(), t) *
+                                                            gated->chunk * gated->gate->panel_bytes());
+        } else if (std::holds_alternative<Logits>(*op)) {
+            after = starts_of(LinearWork({head_}, kHeadUnit, *pool_));
+        }
+    }
 }
 
 void Program::logits(int in, std::vector<float> norm_weight, float eps, std::shared_ptr<Matrix> head) {
@@ -286,6 +352,7 @@ void Program::bind(uint8_t* arena, int64_t extent_bytes, int64_t num_blocks, int
     block_size_ = block_size;
     kv_type_ = kv_type;
     kv_rows_read_ = kv_rows_attended_ = 0;
+    link_weights();
 }
 
 int64_t Program::buffer_bytes() const {
@@ -404,13 +471,13 @@ void Program::run_operation(const Operation& operation) {
         const Activations activations = activations_[op->slot].view(row(op->in, 0), widths_[op->in]);
         if (op->rope_layer < 0) {
             octavo::linear(kernels_, pool, op->matrices, activations, rows, row(op->out, 0), widths_[op->out],
-                           op->accumulate);
+                           op->accumulate, linear_unit(*op), nullptr, op->after);
         } else {
-            const int unit = std::lcm(head_dim_, kPanelColumns) / kPanelColumns;
-            octavo::linear(kernels_, pool, op->matrices, activations, rows, row(op->out, 0), widths_[op->out],
-                           false, unit, [&](int64_t begin, int64_t end) {
-                               rope_and_store(op->out, op->rope_layer, begin, end);
-                           });
+            octavo::linear(
+                kernels_, pool, op->matrices, activations, rows, row(op->out, 0), widths_[op->out], false,
+                linear_unit(*op),
+                [&](int64_t begin, int64_t end) { rope_and_store(op->out, op->rope_layer, begin, end); },
+                op->after);
         }
     } else if (const auto* op = std::get_if<RopeAndStore>(&operation)) {
         const int width = widths_[op->qkv];
@@ -468,8 +535,9 @@ void Program::run_gated_linear(const GatedLinear& op) {
     const Activations activations = activations_[op.slot].view(row(op.in, 0), widths_[op.in]);
     ActivationBuffer& codes_out = activations_[1 - op.slot];
     // A pool of one thread gets all panels at once, which are too many for the scratch.
-    const int64_t panels = op.gate->num_panels(), pieces = (panels + op.chunk - 1) / op.chunk;
+    const int64_t panels = op.gate->num_panels(), pieces = op.pieces();
     pool_->parallel_for(pieces, 1, [&](int64_t first_piece, int64_t last_piece, int thread) {
+        const int64_t end_of_own = pool_->first_own_chunk(pieces, thread + 1);
         float* gate = gated_scratch_[thread].get();
         float* up = gate + kGatedRows * op.chunk * kPanelColumns;
         for (int64_t piece = first_piece; piece < last_piece; ++piece) {
@@ -479,18 +547,26 @@ void Program::run_gated_linear(const GatedLinear& op) {
                 static_cast<int>(std::min(end * kPanelColumns, op.gate->out_features())) - column;
             for (int first = 0; first < tile_.rows; first += kGatedRows) {
                 const int rows = std::min(kGatedRows, tile_.rows - first);
-                const auto multiply = [&](const Matrix& matrix, float* out) {
+                const uint8_t* next = nullptr;
+                if (first + rows < tile_.rows || piece >= end_of_own)
+                    next = nullptr;
+                else if (piece + 1 < end_of_own)
+                    next = op.gate->panels() + end * op.gate->panel_bytes();
+                else if (!op.after.empty())
+                    next = op.after[thread];
+                const auto multiply = [&](const Matrix& matrix, float* out, const uint8_t* follows) {
                     MatmulTask task =
                         matmul_task(matrix, rows_from(activations, first, widths_[op.in]), rows);
                     task.panels += begin * task.panel_bytes;
+                    task.follows = follows;
                     task.columns = count;
                     task.panel_end = end - begin;
                     task.out = out;
                     task.out_stride = count;
                     kernels_.matmul[static_cast<int>(matrix.type())](task);
                 };
-                multiply(*op.gate, gate);
-                multiply(*op.up, up);
+                multiply(*op.gate, gate, op.up->panels() + begin * op.up->panel_bytes());
+                multiply(*op.up, up, next);
                 for (int i = 0; i < rows; ++i) {
                     float* hidden = op.writes_rows ? row(op.out, first + i) + column : gate + i * count;
                     kernels_.silu_mul_row(gate + i * count, up + i * count, count, hidden);
@@ -518,14 +594,14 @@ void Program::run_logits(const Logits& op) {
             }
         });
         // Two panels are a block of logits, whose maxima are taken while they are in cache.
-        static_assert(kLogitBlock == 2 * kPanelColumns);
-        octavo::linear(kernels_, pool, {head_}, activations_[0].view(head_input_.get(), width), rows,
-                       logits_.get(), static_cast<int>(vocab), false, 2, [&](int64_t begin, int64_t end) {
-                           for (int i = 0; i < rows; ++i)
-                               block_maxima(
-                                   logits_.get() + i * vocab + begin, static_cast<size_t>(end - begin),
-                                   maxima_.get() + i * blocks + begin / static_cast<int64_t>(kLogitBlock));
-                       });
+        static_assert(kLogitBlock == kHeadUnit * kPanelColumns);
+        octavo::linear(
+            kernels_, pool, {head_}, activations_[0].view(head_input_.get(), width), rows, logits_.get(),
+            static_cast<int>(vocab), false, kHeadUnit, [&](int64_t begin, int64_t end) {
+                for (int i = 0; i < rows; ++i)
+                    block_maxima(logits_.get() + i * vocab + begin, static_cast<size_t>(end - begin),
+                                 maxima_.get() + i * blocks + begin / static_cast<int64_t>(kLogitBlock));
+            });
         pool.parallel_for(rows, 1, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
                 float* logits = logits_.get() + i * vocab;

@@ -53,11 +53,13 @@ class ActivationBuffer {
 
 // out[rows, sum of out_features] (+)= x[rows, in_features] * matrices side by side. Within a Session.
 // then(begin, end): called for columns [begin, end) of out by the thread that has computed them for all rows;
-// they are `unit` panels of one matrix, or several units, or its last columns.
+// they are `unit` panels of one matrix, or several units, or its last columns. after: [num_threads], what
+// each thread reads when it is through with its share, to be fetched; or empty.
 void linear(const KernelTable& kernels, ThreadPool& pool,
             const std::vector<std::shared_ptr<Matrix>>& matrices, const Activations& activations, int rows,
             float* out, int out_stride, bool accumulate, int unit = 1,
-            const std::function<void(int64_t begin, int64_t end)>& then = nullptr);
+            const std::function<void(int64_t begin, int64_t end)>& then = nullptr,
+            const std::vector<const uint8_t*>& after = {});
 
 class Program {
   public:
@@ -122,6 +124,7 @@ class Program {
         bool accumulate;
         int slot;        // of activations_, its codes
         int rope_layer;  // whose q, k and v these are, to be rotated and stored as they come; or -1
+        std::vector<const uint8_t*> after;  // weights that each thread reads next
     };
     struct RopeAndStore {
         int qkv, layer;
@@ -135,9 +138,11 @@ class Program {
         int in, out;
         std::shared_ptr<Matrix> gate, up;
         int64_t chunk;  // panels
-        int slot;       // of activations_, the codes it reads; its own go to the other one
+        int64_t pieces() const { return (gate->num_panels() + chunk - 1) / chunk; }
+        int slot;  // of activations_, the codes it reads; its own go to the other one
         int codes;
-        bool writes_rows;  // into `out`: where an operation reads more than codes
+        bool writes_rows;                   // into `out`: where an operation reads more than codes
+        std::vector<const uint8_t*> after;  // weights that each thread reads next
     };
     struct Logits {
         int in;
@@ -169,6 +174,10 @@ class Program {
     // the slot of activations_ that holds them.
     int codes_of(int in, const std::vector<std::shared_ptr<Matrix>>& readers);
     void reads_rows(int in);
+    // Panels that a product's threads take together.
+    int linear_unit(const Linear& op) const;
+    // Tells every product what weights each thread will read after it.
+    void link_weights();
     void run_operation(const Operation& operation);
     void rope_and_store(int qkv, int layer, int64_t begin, int64_t end);
     void run_gated_linear(const GatedLinear& op);

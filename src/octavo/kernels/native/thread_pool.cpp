@@ -61,7 +61,7 @@ FlushDenormals::FlushDenormals() : saved_(0) {}
 FlushDenormals::~FlushDenormals() = default;
 #endif
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), shares_(num_threads) {
     workers_.reserve(num_threads - 1);
     try {
         for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker(i); });
@@ -94,16 +94,25 @@ void ThreadPool::worker(int index) {
 }
 
 void ThreadPool::help(int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_relaxed);
+    uint32_t chunk;
+    while (take(thread, false, chunk)) run_chunk(chunk, thread);
+    for (int i = 1; i < num_threads_; ++i)
+        while (take((thread + i) % num_threads_, true, chunk)) run_chunk(chunk, thread);
+}
+
+// The first or the last of a thread's own chunks that is left; false if there is none.
+bool ThreadPool::take(int owner, bool last, uint32_t& chunk) {
+    std::atomic<uint64_t>& untaken = shares_[owner].untaken;
+    uint64_t seen = untaken.load(std::memory_order_relaxed);
     for (;;) {
-        const uint32_t next = static_cast<uint32_t>(ticket);
-        if (next >= ticket >> 32) return;
-        // Taken from the loop that is running now, whichever loop the ticket was read for.
-        if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire,
-                                           std::memory_order_relaxed))
-            continue;
-        run_chunk(next, thread);
-        ticket = ticket_.load(std::memory_order_relaxed);
+        const uint32_t next = static_cast<uint32_t>(seen), end = static_cast<uint32_t>(seen >> 32);
+        if (next == end) return false;
+        const uint64_t left = last ? seen - (uint64_t{1} << 32) : seen + 1;
+        // Taken from the loop that is running now, whichever loop the word was read for.
+        if (untaken.compare_exchange_weak(seen, left, std::memory_order_acquire, std::memory_order_relaxed)) {
+            chunk = last ? end - 1 : next;
+            return true;
+        }
     }
 }
 
@@ -129,7 +138,10 @@ void ThreadPool::run(ChunkFunction function, void* context, int64_t total, int64
     total_ = total;
     chunk_ = chunk;
     chunks_done_.store(0, std::memory_order_relaxed);
-    ticket_.store(uint64_t{chunks} << 32, std::memory_order_release);
+    for (int i = 0; i < num_threads_; ++i)
+        shares_[i].untaken.store(static_cast<uint64_t>(first_own_chunk(chunks, i + 1)) << 32 |
+                                     static_cast<uint64_t>(first_own_chunk(chunks, i)),
+                                 std::memory_order_release);
     loop_epoch_.fetch_add(1, std::memory_order_release);
     loop_epoch_.notify_all();
     help(0);

@@ -1,5 +1,10 @@
 // A parking thread pool. Work is handed out in chunks, and a loop is over when its chunks are done, not when
 // every thread has arrived: a worker that lost its core is waited for only if it holds a chunk.
+//
+//     chunks of a loop   | 0  1  2  3 | 4  5  6  7 |     two threads
+//     thread 0 takes       ->                            its own in order: what it reads next is known,
+//     thread 1 takes                    ->               and can be fetched, before it takes it
+//     whoever is through                         <-      then the others', from their ends
 #pragma once
 
 #include <atomic>
@@ -36,6 +41,9 @@ class ThreadPool {
 
     int num_threads() const { return num_threads_; }
 
+    // Of the chunks of a loop, [first_own_chunk(t), first_own_chunk(t + 1)) are thread t's own.
+    int64_t first_own_chunk(int64_t chunks, int thread) const { return chunks * thread / num_threads_; }
+
     // The right to run loops, one caller at a time, with the workers' floating-point modes.
     class Session {
       public:
@@ -66,6 +74,7 @@ class ThreadPool {
 
     void run(ChunkFunction function, void* context, int64_t total, int64_t chunk);
     void help(int thread);
+    bool take(int owner, bool last, uint32_t& chunk);
     void run_chunk(int64_t index, int thread);
     void worker(int index);
     void stop();
@@ -83,9 +92,12 @@ class ThreadPool {
     void* context_ = nullptr;
     int64_t total_ = 0, chunk_ = 0;
 
-    // | chunks of the loop, 32 bits | next chunk to take, 32 bits |: one word, so that a late thread cannot
-    // take a chunk of a loop that is over.
-    alignas(64) std::atomic<uint64_t> ticket_{0};
+    // A thread's own chunks that nobody has taken: | end, 32 bits | next, 32 bits |. One word, so that a late
+    // thread cannot take a chunk of a loop that is over.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> untaken{0};
+    };
+    std::vector<Share> shares_;                        // [num_threads]
     alignas(64) std::atomic<uint32_t> loop_epoch_{0};  // what sleeping workers watch
     alignas(64) std::atomic<uint32_t> chunks_done_{0};
 };
