@@ -174,7 +174,7 @@ class Users:
 @EVERY_KIND
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_eight_users_read_four_common_runs_once(threads: int, kind: Kind) -> None:
-    """Common runs are read once for all rows that see them whole; all else is read by each."""
+    """What is common is read once, of runs that a window cuts by each row."""
     own = [1, 2, 17, 40, 63, 99, 128, 250]
     heads = (9, 3, 32)  # enough for the tasks of three threads
     users = Users(own, 4 * RUN, [kind], threads=threads, heads=heads)
@@ -242,11 +242,14 @@ def test_strangers_share_nothing() -> None:
     assert read == attended == HEADS[1] * 1700
 
 
-def test_users_that_share_less_than_a_run_read_it_each() -> None:
-    users = Users([300, 400, 500], RUN - BLOCK)
+@EVERY_KV_DTYPE
+@pytest.mark.parametrize("common", [BLOCK, 7 * BLOCK, RUN - BLOCK, RUN + 5 * BLOCK])
+def test_the_common_part_of_a_run_is_read_once(common: int, kind: Kind) -> None:
+    users = Users([300, 400, 500], common, [kind])
     outs, read, attended = users.step()
-    assert read == attended == HEADS[1] * (1200 + 3 * (RUN - BLOCK))
-    assert all_same_bytes(outs, users.expected(PLAIN))
+    assert attended == HEADS[1] * (1200 + 3 * common)
+    assert read == HEADS[1] * (1200 + common)
+    assert all_same_bytes(outs, users.expected(kind))
 
 
 def test_a_group_larger_than_a_task_is_read_once_for_each_task() -> None:

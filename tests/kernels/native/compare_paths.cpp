@@ -438,15 +438,15 @@ void compare_attention(Comparison& compare, const AttentionCase& c, Random& rand
         const int64_t state = static_cast<int64_t>(c.group) * (2 + c.head_dim);
         for (int i = row; i < row + count; ++i)
             rows.push_back({q.data() + i * width, c.first_position + i + 1, out ? out + i * width : nullptr,
-                            states ? states + (i - row) * state : nullptr});
+                            states ? states + (i - row) * state : nullptr, sequence.table()});
         AttentionTask task{.kv = sequence.kv(),
-                           .block_table = sequence.table(),
                            .kv_head = Sequence::kHead,
                            .group = c.group,
                            .rows = rows.data(),
                            .num_rows = count,
                            .run_begin = begin,
                            .run_end = end,
+                           .common = kRunTokens,
                            .window = c.window,
                            .soft_cap = c.soft_cap,
                            .scratch = scratch.dirty(),

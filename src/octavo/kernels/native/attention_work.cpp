@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kStateFloats = int64_t{1} << 20;
 // As many tasks a thread keep the threads evenly busy, the longest first.
 constexpr int kTasksOfThread = 4;
+// What rows have in common of a run ends with a register of positions.
+constexpr int kCommonStep = 16;
 // A capped score is off by up to cap x 2^-22: larger caps would leave little of a score.
 constexpr float kSmallestSoftCap = 1e-3f, kLargestSoftCap = 1e3f;
 
@@ -98,11 +100,10 @@ void AttentionWork::add_rows_of(const Segment& segment, int rows_at_once) {
         const int first_length = segment.first_position + row + 1, length = first_length + count - 1;
         const int seen = length - (window_ > 0 ? std::max(0, first_length - window_) : 0);
         for (int head = 0; head < num_kv_heads_; ++head) {
-            items_.push_back({segment.block_table, head, static_cast<int>(rows_.size()), count,
-                              first_run(first_length, window_), (length + kRunTokens - 1) / kRunTokens,
-                              int64_t{count} * seen});
+            items_.push_back({head, static_cast<int>(rows_.size()), count, first_run(first_length, window_),
+                              (length + kRunTokens - 1) / kRunTokens, kRunTokens, int64_t{count} * seen});
             for (int i = 0; i < count; ++i)
-                rows_.push_back({segment.first_row + row + i, first_length + i, -1, 0});
+                rows_.push_back({segment.first_row + row + i, first_length + i, segment.block_table, -1, 0});
             kv_rows_read_ += seen;
             kv_rows_attended_ += seen;
         }
@@ -128,39 +129,57 @@ bool AttentionWork::split(const Segment& segment, int64_t& states_used) {
     return true;
 }
 
-// The runs of all split rows. Rows that see all of a run and have the same block ids there are of one group.
+// How many first positions of a run two rows see in the same blocks: full ones, and whole registers of them.
+int AttentionWork::common_positions(const SplitRow& a, const SplitRow& b, int run, int block_size) const {
+    const int start = run * kRunTokens, blocks_of_run = kRunTokens / block_size;
+    const int32_t* first = a.block_table + run * blocks_of_run;
+    const int32_t* second = b.block_table + run * blocks_of_run;
+    const int seen = std::min({a.length - start, b.length - start, kRunTokens});
+    int blocks = 0;
+    while (blocks < seen / block_size && first[blocks] == second[blocks]) ++blocks;
+    return blocks * block_size / kCommonStep * kCommonStep;
+}
+
+// The runs of all split rows. Rows that have the first blocks of a run in common are of one group.
 void AttentionWork::add_runs(int block_size, bool share) {
     const int blocks_of_run = kRunTokens / block_size;
     int last_run = 0;
     for (const SplitRow& row : split_rows_) last_run = std::max(last_run, row.run_end);
-    std::vector<const SplitRow*> whole;
-    std::vector<std::pair<size_t, size_t>> groups;  // of `whole`
-    const auto ids = [&](const SplitRow* row, int run) { return row->block_table + run * blocks_of_run; };
+    std::vector<const SplitRow*> rows;
     // Tasks that are left if every group of a run becomes one, to be kept above what the threads need.
     int64_t runs_of_all = 0;
     for (const SplitRow& row : split_rows_) runs_of_all += row.run_end - row.run_begin;
     for (int run = 0; run < last_run; ++run) {
         const int start = run * kRunTokens;
-        whole.clear();
+        rows.clear();
         for (const SplitRow& row : split_rows_) {
             if (run < row.run_begin || run >= row.run_end) continue;
             const SplitRow* pointer = &row;
-            const int low = window_ > 0 ? std::max(0, row.length - window_ - start) : 0;
-            if (share && low == 0 && row.length >= start + kRunTokens)
-                whole.push_back(pointer);
+            // A window that begins within the run is another one for every row.
+            if (share && (window_ == 0 || row.length - window_ <= start))
+                rows.push_back(pointer);
             else
-                add_run(run, &pointer, 1, std::min(row.length - start, kRunTokens) - low);
+                add_run(run, &pointer, 1, kRunTokens);
         }
         // Equal ids beside each other, in an order that does not depend on addresses.
-        std::stable_sort(whole.begin(), whole.end(), [&](const SplitRow* a, const SplitRow* b) {
-            return std::lexicographical_compare(ids(a, run), ids(a, run) + blocks_of_run, ids(b, run),
-                                                ids(b, run) + blocks_of_run);
+        std::stable_sort(rows.begin(), rows.end(), [&](const SplitRow* a, const SplitRow* b) {
+            const auto end = [&](const SplitRow* row) {
+                return row->block_table + run * blocks_of_run +
+                       std::min(row->length - start, kRunTokens) / block_size;
+            };
+            return std::lexicographical_compare(a->block_table + run * blocks_of_run, end(a),
+                                                b->block_table + run * blocks_of_run, end(b));
         });
-        for (size_t first = 0, last; first < whole.size(); first = last) {
-            for (last = first + 1; last < whole.size(); ++last)
-                if (std::memcmp(ids(whole[first], run), ids(whole[last], run),
-                                sizeof(int32_t) * static_cast<size_t>(blocks_of_run)) != 0)
-                    break;
+        for (size_t first = 0, last; first < rows.size(); first = last) {
+            // As long as positions that are read once become more: (rows - 1) x what all have in common.
+            int common = kRunTokens;
+            for (last = first + 1; last < rows.size(); ++last) {
+                const int count = static_cast<int>(last - first);
+                const int with_next =
+                    std::min(common, common_positions(*rows[last - 1], *rows[last], run, block_size));
+                if (with_next * count <= (count > 1 ? common * (count - 1) : 0)) break;
+                common = with_next;
+            }
             // As many rows together as the kernel takes, and no more than leave every thread its tasks: of
             // runs_of_all * heads / rows of one size.
             const int64_t enough = std::max<int64_t>(
@@ -169,21 +188,30 @@ void AttentionWork::add_runs(int block_size, bool share) {
             size_t pieces = (last - first + most - 1) / most;
             for (size_t at = first; at < last; --pieces) {
                 const size_t count = (last - at + pieces - 1) / pieces;
-                add_run(run, &whole[at], static_cast<int>(count), kRunTokens);
+                add_run(run, &rows[at], static_cast<int>(count), count > 1 ? common : kRunTokens);
                 at += count;
             }
         }
     }
 }
 
-void AttentionWork::add_run(int run, const SplitRow* const* rows, int count, int tokens) {
+// `common`: of the run's positions, those that the rows have in the same blocks; all where there is one row.
+void AttentionWork::add_run(int run, const SplitRow* const* rows, int count, int common) {
+    const int start = run * kRunTokens;
+    int64_t read = 0, attended = 0;
+    for (int i = 0; i < count; ++i) {
+        const int low = window_ > 0 ? std::max(0, rows[i]->length - window_ - start) : 0;
+        const int seen = std::min(rows[i]->length - start, kRunTokens) - low;
+        attended += seen;
+        read += i == 0 ? seen : std::max(0, seen - common);
+    }
     for (int head = 0; head < num_kv_heads_; ++head) {
-        items_.push_back({rows[0]->block_table, head, static_cast<int>(rows_.size()), count, run, run + 1,
-                          int64_t{count} * tokens});
+        items_.push_back({head, static_cast<int>(rows_.size()), count, run, run + 1, common, attended});
         for (int i = 0; i < count; ++i)
-            rows_.push_back({rows[i]->row, rows[i]->length, rows[i]->fold + head, run - rows[i]->run_begin});
-        kv_rows_read_ += tokens;
-        kv_rows_attended_ += int64_t{count} * tokens;
+            rows_.push_back({rows[i]->row, rows[i]->length, rows[i]->block_table, rows[i]->fold + head,
+                             run - rows[i]->run_begin});
+        kv_rows_read_ += read;
+        kv_rows_attended_ += attended;
     }
 }
 
@@ -227,16 +255,17 @@ void AttentionWork::prepare(const Layer& layer, int64_t index, std::byte* scratc
                             row.fold < 0
                                 ? nullptr
                                 : states_.get() + folds_[static_cast<size_t>(row.fold)].states_offset +
-                                      row.run * state_floats()};
+                                      row.run * state_floats(),
+                            row.block_table};
     }
     prepared.task = {.kv = layer.kv,
-                     .block_table = item.block_table,
                      .kv_head = item.kv_head,
                      .group = group_,
                      .rows = prepared.rows,
                      .num_rows = item.num_rows,
                      .run_begin = item.run_begin,
                      .run_end = item.run_end,
+                     .common = item.common,
                      .window = window_,
                      .soft_cap = layer.soft_cap,
                      .scratch = scratch,

@@ -40,8 +40,8 @@ class AttentionWork {
     //   (rows of one segment, KV head)      all their runs, folded by the task
     //   (one row, KV head, run)             where a segment has one row, so that a long context keeps every
     //                                       thread busy; states are folded by whoever finishes the last
-    //   (one row each of several segments, KV head, run)   where their block ids of a whole run are equal, if
-    //                                       `share`: the run is read once, unless too few tasks would be left
+    //   (one row each of several segments, KV head, run)   where their first block ids of a run are equal, if
+    //                                       `share`: those are read once, unless too few tasks would be left
     //                                       for the threads
     // The bytes of the results do not depend on the cut.
     void plan(const std::vector<Segment>& segments, int block_size, bool share);
@@ -60,17 +60,18 @@ class AttentionWork {
 
   private:
     struct Item {
-        const int32_t* block_table;
         int kv_head;
         int first_row, num_rows;  // of rows_
         int run_begin, run_end;
+        int common;  // see AttentionTask
         int64_t cost;
     };
     struct Row {
         int row;     // of the tile
         int length;  // positions up to its own
-        int fold;    // index into folds_, or -1
-        int run;     // of the fold's
+        const int32_t* block_table;
+        int fold;  // index into folds_, or -1
+        int run;   // of the fold's
     };
     struct Fold {
         int row, kv_head, runs;
@@ -108,7 +109,8 @@ class AttentionWork {
     void add_rows_of(const Segment& segment, int rows_at_once);
     bool split(const Segment& segment, int64_t& states_used);
     void add_runs(int block_size, bool share);
-    void add_run(int run, const SplitRow* const* rows, int count, int tokens);
+    int common_positions(const SplitRow& a, const SplitRow& b, int run, int block_size) const;
+    void add_run(int run, const SplitRow* const* rows, int count, int common);
     void prepare(const Layer& layer, int64_t index, std::byte* scratch, Prepared& prepared) const;
     void finish(const Layer& layer, const Prepared& prepared);
 

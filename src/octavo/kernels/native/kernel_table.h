@@ -133,24 +133,25 @@ struct AttentionRow {
     float* out;      // [group][head_dim]
     float* state;    // not null: no `out`, but the state of the task's one run [group][2 + head_dim]; so for
                      // all rows of a task or none
+    const int32_t* block_table;  // its sequence's
 };
 
 // Rows over runs [run_begin, run_end) of one KV head. Either consecutive positions of one sequence, or rows
-// of several whose blocks of these runs are the same and who see all of them.
+// of several over one run, of which they see the first `common` positions and have them in the same blocks.
 struct AttentionTask {
     PagedKV kv;
-    const int32_t* block_table;
     int kv_head;
     int group;  // query heads per KV head
     const AttentionRow* rows;
     int num_rows;
     int run_begin, run_end;
+    int common;      // a multiple of 16; 256 where all positions are every row's
     int window;      // positions a row sees, its own included; 0: all (Beltagy et al. 2020)
     float soft_cap;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not (Gemma Team 2024)
     void* scratch;   // attention_scratch_bytes(head_dim), at a multiple of 64
     bool fetched;    // this task's first keys were the `next` of another on this thread
-    const AttentionTask* next;  // whose first keys this thread wants then; or null. Only kv, block_table,
-                                // kv_head, rows[0].length and runs are read.
+    const AttentionTask* next;  // whose first keys this thread wants then; or null. Only kv, kv_head, rows
+                                // and runs are read.
 };
 
 // Query vectors (rows x heads of a group) that one attention task may hold.

@@ -118,6 +118,30 @@ inline bool active_vectors(const AttentionTask& t, int run, Active& active) {
     return active.first < active.last;
 }
 
+// What is read together of a run. Part 0 is for all rows: all of it, or what they have in common; parts 1 to
+// num_rows are the rest, of one row each, from its own blocks.
+struct Part {
+    RunView view;
+    Active active;
+    bool empty() const { return active.first == active.last; }
+};
+
+inline int num_parts(const AttentionTask& t) { return t.common < kRunTokens ? 1 + t.num_rows : 1; }
+
+inline Part part_of_run(const AttentionTask& t, int run, const Active& all, int index) {
+    Active seen;
+    seen.first = index == 0 ? all.first : (index - 1) * t.group;
+    seen.last = index == 0 ? all.last : index * t.group;
+    for (int i = seen.first; i < seen.last; ++i) {
+        seen.low[i] = index == 0 ? all.low[i] : t.common;
+        seen.length[i] = index == 0 && all.length[i] > t.common ? t.common : all.length[i];
+    }
+    const RunView view(t.kv, t.rows[index == 0 ? 0 : index - 1].block_table, t.kv_head, run,
+                       seen.low[seen.first], seen.length[seen.last - 1]);
+    if (view.first >= view.last) seen.last = seen.first;
+    return {view, seen};
+}
+
 // What a run's softmax of one query vector leaves beside the weights.
 struct RunSums {
     float max, sum;
@@ -356,8 +380,14 @@ inline Following following_run(const AttentionTask& t, int run) {
     int low, length, ignored;
     seen_of_run(*task, task->rows[0], run, &low, &ignored);
     seen_of_run(*task, task->rows[task->num_rows - 1], run, &ignored, &length);
+    if (length > task->common) length = task->common;
     if (low >= length) return {};
-    return Following(RunView(task->kv, task->block_table, task->kv_head, run, low, length));
+    return Following(RunView(task->kv, task->rows[0].block_table, task->kv_head, run, low, length));
+}
+
+// Where it costs much to widen halves, slices of them are widened once for many query vectors.
+inline bool widens_slices(const Active& active) {
+    return kWidenHalvesFrom > 0 && active.last - active.first >= kWidenHalvesFrom;
 }
 
 // Of keys that nobody fetched, the first lines of every piece.
@@ -404,28 +434,35 @@ void attend(const AttentionTask& t) {
     Active active;
     for (int run = t.run_begin; run < t.run_end; ++run) {
         if (!active_vectors(t, run, active)) continue;
-        const RunView view(t.kv, t.block_table, t.kv_head, run, active.low[active.first],
-                           active.length[active.last - 1]);
-        // Where it costs much to widen halves, slices of them are widened once for many query vectors.
-        const bool slices = !kCodes && kWidenHalvesFrom > 0 && active.last - active.first >= kWidenHalvesFrom;
-
-        if (!fetched) fetch_first_keys(view);
+        const int first = active.low[active.first], parts = num_parts(t);
+        int last = 0;
+        for (int i = active.first; i < active.last; ++i)
+            last = last > active.length[i] ? last : active.length[i];
+        for (int i = fetched ? 1 : 0; i < parts; ++i) fetch_first_keys(part_of_run(t, run, active, i).view);
         fetched = true;
-        if constexpr (kCodes)
-            score_run<Terms>(view, active, q, scratch.scores);
-        else if (slices)
-            score_slices(view, active, q, scratch);
-        else
-            score_run<Terms>(view, active, q, scratch.scores);
-
-        if constexpr (kCodes) {
-            gather_scales(view, false, scratch.key_scales);
-            gather_scales(view, true, scratch.value_scales);
+        for (int i = 0; i < parts; ++i) {
+            const Part part = part_of_run(t, run, active, i);
+            if (part.empty()) continue;
+            if constexpr (kCodes)
+                score_run<Terms>(part.view, part.active, q, scratch.scores);
+            else if (widens_slices(part.active))
+                score_slices(part.view, part.active, q, scratch);
+            else
+                score_run<Terms>(part.view, part.active, q, scratch.scores);
         }
+
+        const auto gather = [&](int index) {
+            const Part part = part_of_run(t, run, active, index);
+            if (part.empty()) return;
+            gather_scales(part.view, false, scratch.key_scales);
+            gather_scales(part.view, true, scratch.value_scales);
+        };
+        if constexpr (kCodes) gather(0);
         for (int i = active.first; i < active.last; ++i) {
+            if (kCodes && parts > 1 && i % t.group == 0) gather(1 + i / t.group);
             const RunSums sums = softmax_run<kCodes, kSoftCap>(
                 scratch.scores + i * kRunTokens, active.low[i], active.length[i], scratch,
-                kCodes ? query_scale[i] : 1.0f, t.soft_cap, view.first / 2 * 2, (view.last + 1) / 2 * 2,
+                kCodes ? query_scale[i] : 1.0f, t.soft_cap, first / 2 * 2, (last + 1) / 2 * 2,
                 scratch.weights + i * kRunTokens);
             run_m[i] = sums.max;
             run_l[i] = sums.sum;
@@ -438,18 +475,22 @@ void attend(const AttentionTask& t) {
             }
         }
 
-        const Following following = following_run(t, run);
+        for (int i = 0; i < parts; ++i) {
+            const Part part = part_of_run(t, run, active, i);
+            if (part.empty()) continue;
+            const Following following = i == 0 ? following_run(t, run) : Following();
+            if constexpr (kCodes)
+                value_run<Terms>(part.view, following, part.active, scratch.weights, scratch.sums);
+            else if (widens_slices(part.active))
+                value_slices(part.view, part.active, scratch);
+            else
+                value_run<Terms>(part.view, following, part.active, scratch.scores, scratch.run_o);
+        }
         if constexpr (kCodes) {
-            value_run<Terms>(view, following, active, scratch.weights, scratch.sums);
             for (int i = active.first; i < active.last; ++i)
                 for (int d = 0; d < hd; d += Wide::kColumns)
                     store(scratch.run_o + i * hd + d,
                           mul(to_float(Wide::ints(scratch.sums + i * hd + d)), Wide::splat(weight_scale[i])));
-        } else {
-            if (slices)
-                value_slices(view, active, scratch);
-            else
-                value_run<Terms>(view, following, active, scratch.scores, scratch.run_o);
         }
 
         if (t.rows[0].state != nullptr) {
