@@ -39,6 +39,7 @@ class PagedModel:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.num_computed = 0
+        self.num_copies = 0
         self._slots: dict[tuple[int, int], Content] = {}
 
     def run(self, plan: StepPlan) -> list[int | None]:
@@ -48,6 +49,7 @@ class PagedModel:
             committed content or that this step has written before.
         """
         assert plan.num_tokens == sum(chunk.num_tokens for chunk in plan.chunks)
+        self._copy(plan)
         sampled: list[int | None] = []
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
@@ -67,6 +69,16 @@ class PagedModel:
             assert chunk.samples == (end == sequence.num_tokens)
             sampled.append(self._sample(wanted[-1]) if chunk.samples else None)
         return sampled
+
+    def _copy(self, plan: StepPlan) -> None:
+        destinations = {copy.destination for copy in plan.copies}
+        assert len(destinations) == len(plan.copies), "a block is copied to twice"
+        assert not destinations & {copy.source for copy in plan.copies}, "a copy is copied from"
+        for copy in plan.copies:
+            for offset in range(self.block_size):
+                content = self._slots.get((copy.source, offset), NOTHING)
+                self._slots[copy.destination, offset] = content
+        self.num_copies += len(plan.copies)
 
     def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         return sequence.block_table.block_ids[position // self.block_size], position % self.block_size

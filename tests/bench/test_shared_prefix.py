@@ -104,7 +104,7 @@ def test_counts_are_read_from_what_the_engine_says(tiny_model_path: Path) -> Non
         registry = CollectorRegistry()
         registry.register(llm.engine.collector)
         counts = Counts.parse(generate_latest(registry).decode())
-    assert (counts.first_tokens, counts.ended, counts.generated, counts.cached) == (2, 2, 10, 48)
+    assert (counts.first_tokens, counts.ended, counts.generated, counts.cached) == (2, 2, 10, 49)
     assert counts.bytes_read == counts.bytes_attended > 0
 
 

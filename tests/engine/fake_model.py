@@ -1,13 +1,14 @@
 """A model without weights whose answers betray every mistake of paging, sharing, rolling back or sampling.
 
 The "KV" of a token is a hash of the token, its position and *all* KV before it, written to a paged store
-through the block table; the next token is a hash of everything read back through it. A block that is wrong,
+in the arena through the block table; the next token is a hash of everything read back through it. A block that is wrong,
 stale, overwritten or out of order therefore changes the answer, and `answer` says what is right without any
-paging at all. Unwritten memory holds noise.
+paging at all.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,8 +147,8 @@ class FakeModel:
     def bind(self, layout: KVLayout, arena: Arena) -> None:
         self._layout = layout
         self.attention_kv_bytes_read = self.attention_kv_bytes_attended = 0
-        noise = np.random.default_rng(1)
-        self._store = noise.integers(0, 1 << 63, arena.num_blocks * layout.block_size, dtype=np.uint64)
+        memory = (ctypes.c_char * arena.nbytes).from_address(arena.address)
+        self._store = np.frombuffer(memory, dtype=np.uint64)
 
     # --- stopping the engine between two steps ----------------------------------------------------
 
@@ -220,8 +221,8 @@ class FakeModel:
     def _slots(self, table: npt.NDArray[np.int32], num_tokens: int) -> npt.NDArray[np.int64]:
         """Where the KV of each position lies."""
         positions = np.arange(num_tokens)
-        size = self._layout.block_size
-        return table[positions // size].astype(np.int64) * size + positions % size
+        size, words = self._layout.block_size, self._layout.extent_bytes // 8
+        return table[positions // size].astype(np.int64) * words + positions % size
 
     def _count_reads(self, slots: npt.NDArray[np.int64]) -> None:
         """slots: all that the chunks of a step have seen; sharing reads one that several see once."""

@@ -61,6 +61,55 @@ def test_t03_nothing_is_reserved_for_tokens_that_never_come() -> None:
     assert len(model.steps) == 10
 
 
+@pytest.mark.parametrize("changed", [0, 20, 580])
+def test_t07_what_stands_before_a_changing_line_is_found_to_the_token(changed: int) -> None:
+    """And in copied blocks there are the bytes of those they were copied from."""
+    with running_engine(num_blocks_override=400) as engine:
+        for number in range(3):
+            asked = prompt(1, 600)
+            asked[changed] = 990 + number
+            generation = engine.submit(asked, params(20))
+            assert read(generation) == (answer(asked, 20), "length")
+            assert generation.stats.num_cached_tokens == (changed if number else 0)
+        assert engine._loop._cache.num_copied == (2 if changed else 0)
+
+
+def test_t10_another_goes_on_where_one_that_still_runs_has_come_to() -> None:
+    """Its prompt is all the other one knows: the same text twice, of which the first half runs."""
+    model = FakeModel()
+    model.gate()
+    asked = prompt(1, 37)
+    with running_engine(model, num_blocks_override=64, max_num_batched_tokens=512) as engine:
+        first = engine.submit(asked, params(30))
+        model.let(5)
+        model.arrive()
+        # 37 tokens and those of four steps are committed, one step is running.
+        follow_up = [*asked, *answer(asked, 4), 5, 6]
+        second = engine.submit(follow_up, params(10))
+        model.open()
+        assert read(second) == (answer(follow_up, 10), "length")
+        assert read(first) == (answer(asked, 30), "length")
+        assert second.stats.num_cached_tokens == 41
+        assert engine._loop._cache.num_copied == 1
+
+
+def test_t13_four_choices_share_all_but_the_last_block_of_their_prompt() -> None:
+    model = FakeModel()
+    with running_engine(model, num_blocks_override=64, max_num_batched_tokens=512, start=False) as engine:
+        choices = [engine.submit(prompt(1, 100), params(3), choice_index=i) for i in range(4)]
+        model.gate()
+        engine.start()
+        model.arrive()
+        tables = [list(choice._request.sequence.block_table.block_ids) for choice in choices]
+        assert all(table[:6] == tables[0][:6] for table in tables)
+        assert len({table[6] for table in tables}) == 4
+        cache = engine._loop._cache
+        assert (cache.num_used, cache.num_shared) == (6 + 4, 6)
+        model.open()
+        assert read_all(choices) == [answer(prompt(1, 100), 3)] * 4
+        assert cache.num_used == 0
+
+
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_t14_a_full_pool_pauses_some_and_fails_nobody(prefix_caching: bool) -> None:
     model = FakeModel()
@@ -118,7 +167,7 @@ def test_t26_an_idle_engine_takes_no_processor_time_and_keeps_its_cache() -> Non
         assert engine.healthy()
         again = engine.submit(prompt(1, 160), params(4))
         assert read(again) == (answer(prompt(1, 160), 4), "length")
-        assert again.stats.num_cached_tokens == 144
+        assert again.stats.num_cached_tokens == 159
 
 
 def test_the_books_are_proven_once_when_the_engine_has_been_idle(monkeypatch: pytest.MonkeyPatch) -> None:

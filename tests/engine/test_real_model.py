@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,6 +168,27 @@ def test_a_prefix_found_in_the_cache_changes_nothing(path: Path) -> None:
         again = [engine.submit(prompt, asked(i)) for i, prompt in enumerate(prompts_for(path))]
         assert read_all(again) == solo(path)
         assert again[4].stats.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_going_on_inside_a_block_that_others_began_changes_nothing(path: Path, dtype: str) -> None:
+    """A long text, asked again up to any place in its blocks and with another ending: copies of half blocks,
+    some of streams that still run, give what each would have got alone."""
+    text = prompts_for(path)[4][:77]
+    ends = [text[:length] + prompts_for(path)[1] for length in (77, 17, 33, 47, 48, 62, 71, 76)]
+    alone, found = [], []
+    for index, prompt in enumerate(ends):
+        with engine_on(path, num_blocks_override=64, kv_cache_dtype=dtype) as engine:
+            alone += read_all([engine.submit(prompt, asked(index))])
+    with engine_on(path, num_blocks_override=128, kv_cache_dtype=dtype) as engine:
+        first = engine.submit(ends[0], asked(0))
+        while not first._request.tokens:
+            time.sleep(0.001)
+        others = [engine.submit(prompt, asked(i)) for i, prompt in enumerate(ends[1:], 1)]
+        assert read_all([first, *others]) == alone
+        found = [other.stats.num_cached_tokens for other in others]
+        assert found == [17, 33, 47, 48, 62, 71, 76]
+        assert engine._loop._cache.num_copied == 6
 
 
 @pytest.mark.parametrize("threads", [1, 2])

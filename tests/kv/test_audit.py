@@ -13,13 +13,17 @@ from octavo.scheduler.sequence import Sequence
 
 
 class Books:
-    """Ten blocks of two tokens: three are held by one sequence, three are cached, four are free."""
+    """Ten blocks of two tokens: three are held by one sequence, four are cached, of which one is half full,
+    three are free."""
 
     def __init__(self) -> None:
         self.cache = KVCache(10, 2)
         self.gone = self._computed("gone", [10, 11, 12, 13, 14, 15])
         self.cached = list(self.gone.block_table.blocks)
         self.cache.free(self.gone)
+        half = self._computed("half", [20])
+        self.partial = half.block_table.blocks[0]
+        self.cache.free(half)
         self.here = self._computed("here", [1, 2, 3, 4, 5])
         self.blocks = self.here.block_table.blocks
         self.cache.audit([self.here])
@@ -102,7 +106,7 @@ def let_a_node_go_astray(books: Books) -> None:
 def leave_an_empty_bucket(books: Books) -> None:
     node = books.cached[2].node
     assert node is not None
-    node.children[5] = {}
+    node.children[5] = []
 
 
 def swap_two_blocks(books: Books) -> None:
@@ -115,7 +119,7 @@ def swap_two_blocks(books: Books) -> None:
 def change_the_tokens_of_a_node(books: Books) -> None:
     node = books.cached[1].node
     assert node is not None
-    node.tokens = (12, 99)
+    node.tokens = (99, 13)
 
 
 def change_the_salt_of_a_node(books: Books) -> None:
@@ -150,10 +154,33 @@ def lose_the_name_of_a_full_block(books: Books) -> None:
     books.cache._index.forget(node)
 
 
+def write_on_a_partial_block(books: Books) -> None:
+    node = books.partial.node
+    assert node is not None
+    books.cache._pool.share(books.partial)
+    books.here.block_table.append(books.partial)
+
+
+def let_a_partial_block_go_on(books: Books) -> None:
+    node = books.partial.node
+    assert node is not None
+    node.tokens = (20, 21, 22)
+
+
+def forget_who_writes(books: Books) -> None:
+    books.cache._writes_after.clear()
+
+
+def mistake_what_is_written_after(books: Books) -> None:
+    books.here.token_ids.extend([6, 7])
+    books.cache.allocate(books.here, 7)
+    books.here.num_computed_tokens = 7
+
+
 FAULTS: list[tuple[Callable[[Books], None], str]] = [
     (lose_a_block, "does not point back|not on the free list"),
-    (count_a_free_block_twice, "5 free and 3 cached blocks counted, 4 and 3 listed"),
-    (take_cached_for_free, "5 free and 2 cached blocks counted, 4 and 3 listed"),
+    (count_a_free_block_twice, "4 free and 4 cached blocks counted, 3 and 4 listed"),
+    (take_cached_for_free, "4 free and 3 cached blocks counted, 3 and 4 listed"),
     (break_a_back_link, "does not point back"),
     (close_the_list_to_a_circle, "circle"),
     (forget_a_reference, "ref_count=2.* has 1 references from sequences"),
@@ -166,13 +193,17 @@ FAULTS: list[tuple[Callable[[Books], None], str]] = [
     (let_a_node_go_astray, "not found"),
     (leave_an_empty_bucket, "empty bucket"),
     (swap_two_blocks, "do not point at each other"),
-    (change_the_tokens_of_a_node, "filed under other tokens"),
+    (change_the_tokens_of_a_node, "filed under another first token"),
     (change_the_salt_of_a_node, "of salt 'yours' is found under salt ''"),
     (leave_a_node_pending, "marked pending"),
     (change_a_token_of_a_sequence, "block 1 stands for other tokens"),
     (change_the_order_of_a_sequence, "block 0 stands for other tokens"),
     (claim_more_than_is_held, "7 tokens computed, 7 known, 3 blocks held"),
     (lose_the_name_of_a_full_block, "block 1 cannot be found by others"),
+    (write_on_a_partial_block, "found with 1 tokens, and in a block table"),
+    (let_a_partial_block_go_on, "stands for 3 tokens and is no leaf of committed ones"),
+    (forget_who_writes, "who writes after which block do not agree"),
+    (mistake_what_is_written_after, "block 2 cannot be found|said to write after another block"),
 ]
 
 

@@ -141,9 +141,9 @@ class PoolAndIndexMachine(RuleBasedStateMachine):
             while stack:
                 node, path = stack.pop()
                 for alike in node.children.values():
-                    for tokens, child in alike.items():
-                        found[salt, path + tokens] = child.block
-                        stack.append((child, path + tokens))
+                    for child in alike:
+                        found[salt, path + child.tokens] = child.block
+                        stack.append((child, path + child.tokens))
         assert found == self.known
 
 

@@ -129,11 +129,13 @@ class Engine:
             model_name if model_name is not None else model.config.name,
             kv_cache_dtype=config.kv_cache_dtype,
         )
+        self._arena = Arena(layout.extent_bytes, self.memory.num_blocks)
         self._loop = StepLoop(
             model,
             self._scheduler,
             cache,
             self.metrics,
+            copy_block=self._arena.copy,
             audits_every_step=os.environ.get("OCTAVO_AUDIT") == "1",
             log_content=config.log_content,
         )
@@ -146,7 +148,6 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._num_submitted = 0
 
-        self._arena = Arena(layout.extent_bytes, self.memory.num_blocks)
         try:
             model.bind(layout, self._arena)
             model.shared_prefix_attention = config.shared_prefix_attention

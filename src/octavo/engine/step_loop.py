@@ -72,9 +72,11 @@ class StepLoop:
         cache: KVCache,
         metrics: EngineMetrics,
         *,
+        copy_block: Callable[[int, int], None],
         audits_every_step: bool,
         log_content: bool,
     ) -> None:
+        """copy_block(source, destination): copies the whole of one block to another."""
         self.commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.fault: BaseException | None = None
         self.last_progress = time.monotonic()
@@ -84,6 +86,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._cache = cache
         self._metrics = metrics
+        self._copy_block = copy_block
         self._audits_every_step = audits_every_step
         self._log_content = log_content
         self._requests: dict[str, Request] = {}
@@ -181,6 +184,8 @@ class StepLoop:
             batch = self._build_batch(plan)
             self._hand_over()
             entered_at = time.monotonic()
+            for copy in plan.copies:
+                self._copy_block(copy.source, copy.destination)
             drawn = self._model.step(batch)
             returned_at = time.monotonic()
             if len(drawn) != len(plan.chunks):

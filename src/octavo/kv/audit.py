@@ -39,7 +39,8 @@ def audit(
     """
     place = _audit_free_list(pool)
     _audit_references(pool, sequences, pinned)
-    _audit_index(pool, index, place)
+    held = {block for sequence in sequences for block in sequence.block_table.blocks}
+    _audit_index(pool, index, place, block_size, held)
     if chained:
         for sequence in sequences:
             _audit_chain(sequence, index, block_size)
@@ -93,7 +94,9 @@ def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: I
         raise AuditError(f"{pool.num_shared} shared blocks counted, there are {num_shared}")
 
 
-def _audit_index(pool: BlockPool, index: PrefixIndex, place: dict[Block, int]) -> None:
+def _audit_index(
+    pool: BlockPool, index: PrefixIndex, place: dict[Block, int], block_size: int, held: set[Block]
+) -> None:
     nodes: list[PrefixNode] = []
     for salt, root in index.roots():
         if root.salt != salt or root.tokens or root.block is not None:
@@ -105,6 +108,7 @@ def _audit_index(pool: BlockPool, index: PrefixIndex, place: dict[Block, int]) -
             parent = unvisited.pop()
             for child in _audit_children(parent):
                 _audit_order(parent, child, place)
+                _audit_partial(child, block_size, held)
                 nodes.append(child)
                 unvisited.append(child)
     known = {block for block in pool.blocks() if block.node is not None}
@@ -123,17 +127,31 @@ def _audit_children(parent: PrefixNode) -> list[PrefixNode]:
     for first, alike in parent.children.items():
         if not alike:
             raise AuditError(f"an empty bucket was left for blocks that begin with token {first}")
-        for tokens, node in alike.items():
+        if any(one.tokens >= other.tokens for one, other in pairwise(alike)):
+            raise AuditError(f"blocks that begin with token {first} are not in order, or are there twice")
+        for node in alike:
             if node.block is None or node.block.node is not node:
                 raise AuditError(f"a node and its {node.block} do not point at each other")
-            if tokens != node.tokens or first != tokens[0]:
-                raise AuditError(f"{node.block} is filed under other tokens than its own")
+            if first != node.tokens[0]:
+                raise AuditError(f"{node.block} is filed under another first token than its own")
             if node.parent is not parent:
                 raise AuditError(f"{node.block} names another parent than the one it is under")
             if node.salt != parent.salt:
                 raise AuditError(f"{node.block} of salt {node.salt!r} is found under salt {parent.salt!r}")
             children.append(node)
     return children
+
+
+def _audit_partial(node: PrefixNode, block_size: int, held: set[Block]) -> None:
+    """Whoever writes on a block that is not full makes it unfindable first."""
+    if len(node.tokens) == block_size:
+        return
+    if len(node.tokens) > block_size or node.pending or node.children:
+        raise AuditError(
+            f"{node.block} stands for {len(node.tokens)} tokens and is no leaf of committed ones"
+        )
+    if node.block in held:
+        raise AuditError(f"{node.block} is found with {len(node.tokens)} tokens, and in a block table")
 
 
 def _audit_order(parent: PrefixNode, child: PrefixNode, place: dict[Block, int]) -> None:

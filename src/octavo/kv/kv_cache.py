@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from octavo.kv.audit import audit
+from octavo.kv.audit import AuditError, audit
 from octavo.kv.block import Block
 from octavo.kv.block_table import BlockTable
 from octavo.kv.pool import BlockPool
-from octavo.kv.prefix_index import PrefixIndex, PrefixNode
+from octavo.kv.prefix_index import PrefixIndex, PrefixNode, common_start
 
 
 class TokenSequence(Protocol):
@@ -39,6 +39,40 @@ class Adoption(NamedTuple):
     num_counted: int  # prompt tokens counted as cached for the pending part
 
 
+class BlockCopy(NamedTuple):
+    """The whole of one block to another, before the step computes anything. Ids."""
+
+    source: int
+    destination: int
+
+
+class Found(NamedTuple):
+    """What is known of what a sequence has not computed yet.
+
+        | computed so far | nodes: whole blocks, to be shared | num_more tokens: the start of one more |
+                                                              | block, to be copied or written on      |
+
+    nodes: committed or pending. source: a block whose first `num_more` tokens are committed and continue the
+    nodes, None where num_more is 0. end: `num_computed_tokens` after all of it is adopted.
+    """
+
+    nodes: list[PrefixNode]
+    source: Block | None
+    num_more: int
+    end: int
+
+    @property
+    def ends_with_source(self) -> bool:
+        """Whether `source` has these tokens and nothing else, and nobody refers to it: no need to copy."""
+        source = self.source
+        return (
+            source is not None
+            and source.ref_count == 0
+            and source.node is not None
+            and len(source.node.tokens) == self.num_more
+        )
+
+
 class Merge(NamedTuple):
     """A sequence computes a block whose content is known already. The known one holds a reference for it."""
 
@@ -54,7 +88,13 @@ class KVCache:
 
         adopt                     allocate                register              commit
         known blocks are          free or coldest         full ones become      pending ones are content;
-        shared, not computed      cached ones are taken   findable, pending     a twin gives way to the first
+        shared, not computed;     cached ones are taken   findable, pending     a twin gives way to the first
+        the start of one more
+        is copied
+
+    A shared block is never written: what a sequence shares is whole blocks, and of the block that it goes on
+    in it has its own, with a copy of what others know of it (`copies`, to be made before the step computes).
+    A block that was left half full and that nobody refers to is not copied but written on.
 
     Between `register` and `commit` later sequences may adopt what is pending: they come later in the plan,
     and the native step stores keys and values before it attends. `rollback` instead of `commit` undoes the
@@ -90,6 +130,14 @@ class KVCache:
         self._pool = BlockPool(num_blocks, forget=self._index.forget, block_order=block_order)
         self._adoptions: list[Adoption] = []
         self._merges: list[Merge] = []
+        # Blocks whose start was copied for somebody to go on in.
+        self.num_copied = 0
+        self._copies: list[tuple[Block, Block]] = []
+        # Who is writing a block that is not full, by what that block continues: an index node, or a salt for
+        # the first block. So others find what is computed of it.
+        self._writers: dict[PrefixNode | str, dict[TokenSequence, None]] = {}
+        self._writes_after: dict[TokenSequence, PrefixNode | str] = {}
+        self._moved: dict[TokenSequence, int] = {}
 
     # How much there is.
 
@@ -127,40 +175,82 @@ class KVCache:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def blocks_missing(self, sequence: TokenSequence, found: Iterable[PrefixNode] = ()) -> int:
+    def blocks_missing(self, sequence: TokenSequence, found: Found | None = None) -> int:
         """Blocks that must still leave the free list until all known tokens of a sequence are computed.
 
         Args:
-            found: what `find` returned for it. Those of them that are in use cost nothing.
+            found: what `find` returned for it. Blocks of it that are in use cost nothing; one that is copied
+                from stays where it is for a step.
         """
-        in_use = sum(node.block is not None and node.block.ref_count > 0 for node in found)
-        return self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table) - in_use
+        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)
+        if found is None:
+            return missing
+        missing -= sum(node.block is not None and node.block.ref_count > 0 for node in found.nodes)
+        source = found.source
+        return missing + (source is not None and source.ref_count == 0 and not found.ends_with_source)
+
+    @property
+    def copies(self) -> tuple[BlockCopy, ...]:
+        """What must be copied before the running step computes anything; in any order, once."""
+        return tuple(BlockCopy(source.block_id, own.block_id) for source, own in self._copies)
 
     # A sequence grows.
 
-    def find(self, sequence: TokenSequence) -> list[PrefixNode]:
-        """The known blocks that continue what a sequence has computed, pending ones too. Changes nothing.
+    def find(self, sequence: TokenSequence) -> Found:
+        """What is known of the tokens behind those that a sequence has computed. Changes nothing.
 
-        At least one token is left to compute: its logits are what the next token is sampled from.
-        Cost: O(tokens found), from where the sequence stands.
+        Whole blocks, those too that are pending in this step; then the longest start of one more block that
+        is committed: of a full one, of one that was left half full, or of one that another sequence is
+        writing. At least one token is left to compute: its logits are what the next token is sampled from.
+        Cost: O(tokens found) from where the sequence stands, times log siblings; and a comparison for each
+        sequence that writes after the same block.
         """
-        if not self.enable_prefix_caching:
-            return []
-        size, token_ids = self.block_size, sequence.token_ids
-        first = sequence.num_computed_tokens // size
-        found: list[PrefixNode] = []
+        start, token_ids = sequence.num_computed_tokens, sequence.token_ids
+        if not self.enable_prefix_caching or start >= len(token_ids) - 1:
+            return Found([], None, 0, start)
+        size = self.block_size
+        first = start // size
+        nodes: list[PrefixNode] = []
         node = self._tip(sequence, first)
         for index in range(first, (len(token_ids) - 1) // size):
-            node = node and node.child(tuple(token_ids[index * size : (index + 1) * size]))
-            if node is None:
+            following = node and node.child(tuple(token_ids[index * size : (index + 1) * size]))
+            if following is None:
                 break
-            found.append(node)
-        return found
+            nodes.append(node := following)
+        whole = (first + len(nodes)) * size
+        source, num_more = self._known_start(sequence, node, whole)
+        if whole + num_more <= max(start, whole):
+            return Found(nodes, None, 0, max(start, whole))
+        return Found(nodes, source, num_more, whole + num_more)
 
-    def adopt(self, sequence: TokenSequence, found: Sequence[PrefixNode] | None = None) -> int:
+    def _known_start(
+        self, sequence: TokenSequence, node: PrefixNode | None, start: int
+    ) -> tuple[Block | None, int]:
+        """Of the tokens from `start`, a block border, up to the last but one: the block that has most of the
+        first of them, after `node` (None: the first block under a salt nobody has used)."""
+        if node is not None and node.pending:
+            return None, 0
+        wanted = tuple(sequence.token_ids[start : min(start + self.block_size, len(sequence.token_ids) - 1)])
+        source: Block | None = None
+        num_more = 0
+        if node is not None:
+            known, num_more = node.longest_start(wanted)
+            if known is not None:
+                source = known.block
+        key = sequence.salt if node is None or node.parent is None else node
+        for writer in self._writers.get(key, ()):
+            if writer is not sequence:
+                written = writer.token_ids[start : min(start + len(wanted), writer.num_computed_tokens)]
+                count = common_start(tuple(written), wanted)
+                if count > num_more:
+                    source, num_more = writer.block_table.blocks[start // self.block_size], count
+        return source, num_more
+
+    def adopt(self, sequence: TokenSequence, found: Found | None = None) -> int:
         """Let a sequence refer to the known blocks that continue it, instead of computing them.
 
-        A block that it had begun itself gives way to the known one.
+        It goes on in a copy of the start of one more, if there is a block for that. A block that it had begun
+        itself gives way to the known one.
 
         Args:
             found: what `find` has just returned for this sequence, to spare a second search.
@@ -172,28 +262,57 @@ class KVCache:
             self.prefix_queries += sequence.num_prompt_tokens
         if found is None:
             found = self.find(sequence)
-        if not found:
+        if found.end <= start:
             return 0
         first = start // size
         blocks = []
         num_committed = 0
-        for node in found:
+        for node in found.nodes:
             assert node.block is not None
             self._pool.share(node.block)
             blocks.append(node.block)
             num_committed += not node.pending
+        begun, copied = self._go_on_in(found)
+        if begun is None and not blocks:
+            return 0
+        self._stop_writing(sequence)
         self._pool.release(table.cut(first))
         table.extend(blocks)
-        sequence.num_computed_tokens = end = len(table) * size
+        # Up to here it holds whatever becomes of this step.
+        kept = (first + num_committed) * size
+        end = len(table) * size
+        if begun is not None:
+            table.append(begun)
+            end += found.num_more
+            if not copied:
+                kept = end
+        sequence.num_computed_tokens = end
 
-        keep = first + num_committed
-        known = self._first_seen(sequence, start, keep * size)
-        pending = self._first_seen(sequence, max(start, keep * size), end)
-        sequence.num_cached_tokens += known + pending
+        known = self._first_seen(sequence, start, kept)
+        unsure = self._first_seen(sequence, max(start, kept), end)
+        sequence.num_cached_tokens += known + unsure
         self.prefix_hits += known
-        if num_committed < len(found):
-            self._adoptions.append(Adoption(sequence, keep, pending))
+        if kept < end:
+            self._adoptions.append(Adoption(sequence, kept // size, unsure))
         return end - start
+
+    def _go_on_in(self, found: Found) -> tuple[Block | None, bool]:
+        """A block that begins with the tokens of `found.source` and has one reference, and whether it is a
+        copy, which the step is yet to make; None, if there is nothing to go on in or no block for it."""
+        source = found.source
+        if source is None:
+            return None, False
+        if found.ends_with_source:
+            self._pool.take_over(source)
+            return source, False
+        # The reference keeps what is copied from being forgotten before the step ends.
+        self._pool.share(source)
+        if not self._pool.num_available:
+            self._pool.release((source,))
+            return None, False
+        (own,) = self._pool.take(1)
+        self._copies.append((source, own))
+        return own, True
 
     def allocate(self, sequence: TokenSequence, num_tokens_total: int) -> None:
         """Give a sequence the blocks it lacks for its first `num_tokens_total` tokens.
@@ -217,7 +336,10 @@ class KVCache:
         size, blocks = self.block_size, sequence.block_table.blocks
         first, end = sequence.num_computed_tokens // size, num_tokens_after_step // size
         if first == end:
+            if sequence not in self._writes_after:
+                self._moved[sequence] = end
             return
+        self._moved[sequence] = end
         parent = self._tip(sequence, first)
         for index in range(first, end):
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
@@ -235,19 +357,32 @@ class KVCache:
 
     def commit(self) -> None:
         """The step has computed what it planned: pending blocks are content, twins become one block."""
+        self._pool.release(source for source, _ in self._copies)
+        self.num_copied += len(self._copies)
+        self._copies.clear()
         self._index.commit()
         for adoption in self._adoptions:
             self.prefix_hits += adoption.num_counted
         for merge in self._merges:
             own = merge.sequence.block_table.replace(merge.position, merge.known)
             self._pool.release((own,))
+        for sequence, num_full in self._moved.items():
+            self._stop_writing(sequence)
+            node = self._tip(sequence, num_full)
+            key = sequence.salt if node is None or node.parent is None else node
+            self._writers.setdefault(key, {})[sequence] = None
+            self._writes_after[sequence] = key
         self._adoptions.clear()
         self._merges.clear()
+        self._moved.clear()
 
     def rollback(self) -> None:
-        """The step failed: pending blocks are forgotten, and whoever adopted one is where it was before."""
+        """The step failed: pending blocks are forgotten, whoever adopted one, or a copy, is where it was."""
         self._index.rollback()
         self._pool.release(merge.known for merge in reversed(self._merges))
+        self._pool.release(source for source, _ in self._copies)
+        self._copies.clear()
+        self._moved.clear()
         for adoption in reversed(self._adoptions):
             adoption.sequence.num_cached_tokens -= adoption.num_counted
             self._shorten(adoption.sequence, adoption.keep_blocks)
@@ -257,9 +392,26 @@ class KVCache:
     # A sequence shrinks.
 
     def free_tail(self, sequence: TokenSequence, keep_blocks: int) -> None:
-        """Take all but the first `keep_blocks` blocks from a sequence; what was known stays findable."""
+        """Take all but the first `keep_blocks` blocks from a sequence.
+
+        What was known stays findable, and what it has computed of a block that is not full becomes so.
+        """
         sequence.num_seen_tokens = max(sequence.num_seen_tokens, sequence.num_computed_tokens)
+        if self.enable_prefix_caching and keep_blocks < len(sequence.block_table):
+            self._leave_partial(sequence, keep_blocks)
         self._shorten(sequence, keep_blocks)
+
+    def _leave_partial(self, sequence: TokenSequence, keep_blocks: int) -> None:
+        start = sequence.num_computed_tokens // self.block_size * self.block_size
+        tokens = tuple(sequence.token_ids[start : sequence.num_computed_tokens])
+        position = start // self.block_size
+        if not tokens or position < keep_blocks:
+            return
+        block = sequence.block_table.blocks[position]
+        assert block.ref_count == 1, f"{block} is not full, and {sequence} shares it"
+        parent = self._tip(sequence, position)
+        if parent is None or parent.longest_start(tokens).num_tokens < len(tokens):
+            self._index.insert_partial(parent, tokens, sequence.salt, block)
 
     def free(self, sequence: TokenSequence) -> None:
         """Take every block from a sequence. Idempotent."""
@@ -273,8 +425,18 @@ class KVCache:
             block_size=self.block_size,
             chained=self.enable_prefix_caching,
             sequences=list(sequences),
-            pinned=[merge.known for merge in self._merges],
+            pinned=[*(merge.known for merge in self._merges), *(source for source, _ in self._copies)],
         )
+        self._audit_writers()
+
+    def _audit_writers(self) -> None:
+        listed = [(key, sequence) for key, writers in self._writers.items() for sequence in writers]
+        if {sequence: key for key, sequence in listed} != self._writes_after:
+            raise AuditError("the lists of who writes after which block do not agree")
+        for key, sequence in listed:
+            node = self._tip(sequence, sequence.num_computed_tokens // self.block_size)
+            if key != (sequence.salt if node is None or node.parent is None else node):
+                raise AuditError(f"{sequence} is said to write after another block than it does")
 
     def _tip(self, sequence: TokenSequence, num_full: int) -> PrefixNode | None:
         """The node of a sequence's last full computed block; its salt's root, if there is no such block."""
@@ -282,7 +444,18 @@ class KVCache:
             return self._index.root(sequence.salt)
         return sequence.block_table.blocks[num_full - 1].node
 
+    def _stop_writing(self, sequence: TokenSequence) -> None:
+        """Nobody finds what this sequence is writing any more, until a step has brought it further."""
+        key = self._writes_after.pop(sequence, None)
+        if key is not None:
+            writers = self._writers[key]
+            del writers[sequence]
+            if not writers:
+                del self._writers[key]
+
     def _shorten(self, sequence: TokenSequence, keep_blocks: int) -> None:
+        if keep_blocks * self.block_size < sequence.num_computed_tokens:
+            self._stop_writing(sequence)
         self._pool.release(sequence.block_table.cut(keep_blocks))
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, keep_blocks * self.block_size)
 

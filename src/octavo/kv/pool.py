@@ -95,6 +95,18 @@ class BlockPool:
             taken.append(block)
         return taken
 
+    def take_over(self, block: Block) -> None:
+        """Hand out a certain cached block to be written on behind its content, which is forgotten as such.
+
+        Cost: O(1).
+        """
+        assert block.ref_count == 0, f"{block} is in use"
+        assert block.node is not None, f"{block} holds nothing"
+        self._unlink(block)
+        self.num_cached -= 1
+        self._forget(block.node)
+        block.ref_count = 1
+
     def share(self, block: Block) -> None:
         """Add a reference to a block of known content; a cached one leaves the free list. Cost: O(1)."""
         if block.ref_count == 0:

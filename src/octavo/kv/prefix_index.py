@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from octavo.kv.block import Block
 
@@ -10,10 +12,13 @@ Tokens = tuple[int, ...]
 
 
 class PrefixNode:
-    """One full block of known content: these tokens, after everything its parents say, under one salt.
+    """One block of known content: these tokens, after everything its parents say, under one salt.
 
     `block` is where the keys and values are. A root stands for a salt, has no tokens and no block.
     `pending` until the step that computes the block has returned.
+
+    A node of a full block may have children. A *partial* one has fewer tokens than a block holds: it is what
+    an answer or a pause left behind, a leaf whose block nobody refers to, to be copied or written on.
     """
 
     __slots__ = ("block", "children", "parent", "pending", "salt", "tokens")
@@ -24,22 +29,73 @@ class PrefixNode:
         self.salt = salt
         self.block = block
         self.pending = block is not None
-        # First token -> tokens of the whole block -> node. A dictionary compares the keys it finds, so equal
-        # hashes of unequal tokens never meet; the first token is a level of its own, so that a search for a
-        # block that begins alike sees only those that do.
-        self.children: dict[int, dict[Tokens, PrefixNode]] = {}
+        # First token -> the nodes that begin with it, in order of their tokens: what begins alike is side by
+        # side, so that neither an exact match nor the longest common start scans a thousand siblings.
+        self.children: dict[int, list[PrefixNode]] = {}
 
     def child(self, tokens: Tokens) -> PrefixNode | None:
-        """The node that follows this one with exactly these tokens. Cost: O(block_size)."""
+        """The node that follows this one with exactly these tokens, compared one by one.
+
+        Cost: O(block_size log siblings).
+        """
         alike = self.children.get(tokens[0])
-        return None if alike is None else alike.get(tokens)
+        if alike is None:
+            return None
+        place = bisect_left(alike, tokens, key=_tokens)
+        return alike[place] if place < len(alike) and alike[place].tokens == tokens else None
+
+    def longest_start(self, tokens: Tokens) -> Start:
+        """The committed child that has most of the first of these tokens, and how many; (None, 0): none has.
+
+        Of two with equally many, the shorter: it may be partial, and end there.
+        Cost: O(block_size log siblings), and one comparison for each pending sibling beside the place.
+        """
+        best = Start(None, 0)
+        alike = self.children.get(tokens[0]) if tokens else None
+        if alike is None:
+            return best
+        # In this order, the further from where `tokens` would stand, the less a sibling has in common.
+        place = bisect_left(alike, tokens, key=_tokens)
+        for neighbours in (range(place, len(alike)), range(place - 1, -1, -1)):
+            for at in neighbours:
+                if not alike[at].pending:
+                    count = common_start(alike[at].tokens, tokens)
+                    if best.node is None or (count, -len(alike[at].tokens)) > (
+                        best.num_tokens,
+                        -len(best.node.tokens),
+                    ):
+                        best = Start(alike[at], count)
+                    break
+        return best
+
+
+class Start(NamedTuple):
+    """A node, and how many of its first tokens are meant."""
+
+    node: PrefixNode | None
+    num_tokens: int
+
+
+def common_start(one: Tokens, other: Tokens) -> int:
+    """How many first tokens two of them have in common."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _tokens(node: PrefixNode) -> Tokens:
+    return node.tokens
 
 
 class PrefixIndex:
-    """A tree of full blocks for each salt; equal salt and equal tokens are the only way to find one.
+    """A tree of blocks for each salt; equal salt and equal tokens are the only way to find one.
 
         salt "" - [The cat sat on] - [the mat and then]      a node is (parent, tokens, salt)
                                    \\ [the hat of a man]      it has exactly one block
+                                   \\ [the mat]               partial
         salt "b" - [The cat sat on]                          same tokens, other salt: another tree
 
     A node whose block is about to be written is forgotten. Sequences return their last block first and hold
@@ -55,17 +111,30 @@ class PrefixIndex:
         return self._roots.get(salt)
 
     def insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
-        """Make a block findable as these tokens after `parent` (None: at the beginning); pending for now."""
+        """Make a block findable as these tokens after `parent` (None: at the beginning); pending for now.
+
+        Cost: O(block_size log siblings), and moving pointers to those behind it.
+        """
+        node = self._insert(parent, tokens, salt, block)
+        self._pending.append(node)
+        return node
+
+    def insert_partial(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> None:
+        """Make the first slots of a block findable, which an earlier step has computed; nobody is to write
+        the block while its node lives. Cost: as `insert`."""
+        self._insert(parent, tokens, salt, block).pending = False
+
+    def _insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
         assert block.node is None, f"{block} already stands for other tokens"
         if parent is None or parent.parent is None:
             # A root that the caller looked up may have lost its last child since, and its place with it.
             parent = self._roots.setdefault(salt, PrefixNode(None, (), salt, None))
         node = PrefixNode(parent, tokens, salt, block)
-        alike = parent.children.setdefault(tokens[0], {})
-        assert tokens not in alike, "two nodes for the same tokens after the same parent"
-        alike[tokens] = node
+        alike = parent.children.setdefault(tokens[0], [])
+        place = bisect_left(alike, tokens, key=_tokens)
+        assert place == len(alike) or alike[place].tokens != tokens, "two nodes for the same tokens"
+        alike.insert(place, node)
         block.node = node
-        self._pending.append(node)
         return node
 
     def commit(self) -> None:
@@ -85,7 +154,10 @@ class PrefixIndex:
             self.forget(node)
 
     def forget(self, node: PrefixNode) -> None:
-        """Remove a leaf; its block no longer stands for anything. Cost: O(block_size)."""
+        """Remove a leaf; its block no longer stands for anything.
+
+        Cost: O(block_size log siblings), and moving pointers to those behind it.
+        """
         parent, block = node.parent, node.block
         assert parent is not None, "a root is not forgotten by itself"
         assert block is not None, "a node without a block was left in the index"
@@ -94,7 +166,7 @@ class PrefixIndex:
         block.node = None
         node.block = None
         alike = parent.children[node.tokens[0]]
-        del alike[node.tokens]
+        del alike[bisect_left(alike, node.tokens, key=_tokens)]
         if not alike:
             del parent.children[node.tokens[0]]
             if parent.parent is None and not parent.children:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.kv.kv_cache import BlockCopy
 from octavo.scheduler.sequence import Sequence
 
 
@@ -25,9 +26,11 @@ class StepPlan:
     """The chunks of a step in order of computation, and who lost blocks for them.
 
     Who adopts a block that is computed in this step comes after the chunk that computes it. Nobody is in
-    `chunks` and in `preempted`. `num_tokens` is the sum over the chunks.
+    `chunks` and in `preempted`. `num_tokens` is the sum over the chunks. `copies` are to be made before
+    anything is computed; what they copy is committed, and no block is in them twice as a destination.
     """
 
     chunks: tuple[ScheduledChunk, ...]
     num_tokens: int
     preempted: tuple[Sequence, ...]
+    copies: tuple[BlockCopy, ...] = ()

@@ -126,7 +126,7 @@ class Scheduler:
             self._admit(draft, room=self.config.max_num_seqs - len(active))
 
         num_tokens = self.config.max_num_batched_tokens - draft.tokens_left
-        plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preempted))
+        plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preempted), self._cache.copies)
         self._open_plan = plan if plan.chunks else None
         return plan
 
@@ -186,10 +186,7 @@ class Scheduler:
         if draft.chunks and room < 1:
             return False
         found = cache.find(sequence)
-        start = sequence.num_computed_tokens
-        if found:
-            start = (start // cache.block_size + len(found)) * cache.block_size
-        if self._chunk_end(sequence, start, draft) == start:
+        if self._chunk_end(sequence, found.end, draft) == found.end:
             return False
         if draft.chunks and cache.blocks_missing(sequence, found) > room:
             return False
