@@ -1,9 +1,9 @@
 """A model without weights whose answers betray every mistake of paging, sharing, rolling back or sampling.
 
-The "KV" of a token is a hash of the token, its position and *all* KV before it, written to a paged store
-in the arena through the block table; the next token is a hash of everything read back through it. A block that is wrong,
-stale, overwritten or out of order therefore changes the answer, and `answer` says what is right without any
-paging at all.
+The "KV" of a token is a hash of the token, its position and *all* KV before it, written to the arena through
+the block table; the next token is a hash of everything read back through it. A block that is wrong, stale,
+overwritten or out of order therefore changes the answer, and `answer` says what is right without any paging
+at all.
 """
 
 from __future__ import annotations

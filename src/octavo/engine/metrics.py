@@ -203,7 +203,11 @@ class EngineCollector:
         counters: list[tuple[str, str, float]] = [
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix index", cache.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found there", cache.prefix_hits),
-            ("kv_blocks_copied", "KV blocks whose start another request went on in a copy of", cache.num_copied),
+            (
+                "kv_blocks_copied",
+                "KV blocks of which a start was copied for another request",
+                cache.num_copied,
+            ),
             (
                 "num_preemptions",
                 "Times a request was paused for lack of KV blocks",
