@@ -147,8 +147,8 @@ class FakeModel:
     def bind(self, layout: KVLayout, arena: Arena) -> None:
         self._layout = layout
         self.attention_kv_bytes_read = self.attention_kv_bytes_attended = 0
-        memory = (ctypes.c_char * arena.nbytes).from_address(arena.address)
-        self._store = np.frombuffer(memory, dtype=np.uint64)
+        memory = (ctypes.c_uint64 * (arena.nbytes // 8)).from_address(arena.address)
+        self._store = np.ctypeslib.as_array(memory)
 
     # --- stopping the engine between two steps ----------------------------------------------------
 
