@@ -28,7 +28,8 @@ def audit(
     sequences: list[TokenSequence],
     pinned: Iterable[Block],
 ) -> None:
-    """Prove that free + used + cached == total, that references are right, that index and chains agree.
+    """Prove that free + used + cached == total, that references are right, that index and chains agree, and
+    that what may be forgotten is what nobody refers to, from its leaves.
 
     Args:
         chained: whether full computed blocks must be in the index.
@@ -37,37 +38,41 @@ def audit(
     Raises: AuditError at the first thing that is wrong.
     Cost: O(num_blocks + tokens of all sequences). For idle moments, and for each step under test.
     """
-    place = _audit_free_list(pool)
+    _audit_free_list(pool)
     _audit_references(pool, sequences, pinned)
     held = {block for sequence in sequences for block in sequence.block_table.blocks}
-    _audit_index(pool, index, place, block_size, held)
+    _audit_index(pool, index, block_size, held)
+    _audit_cached(pool)
     if chained:
         for sequence in sequences:
             _audit_chain(sequence, index, block_size)
 
 
-def _audit_free_list(pool: BlockPool) -> dict[Block, int]:
-    """Returns: each block of the free list with its place, 0 = the next to be taken."""
+def _audit_free_list(pool: BlockPool) -> None:
     listed = list(pool.free_list())
-    place = {block: position for position, block in enumerate(listed)}
-    if len(place) < len(listed):
+    if len(set(listed)) < len(listed):
         raise AuditError("the free list runs in a circle or names a block twice")
     for older, newer in pairwise(listed):
         if newer.older is not older:
             raise AuditError(f"{newer} does not point back at {older}")
-        if older.node is not None and newer.node is None:
-            raise AuditError(f"{newer} would be taken after {older}")
+    free = set(listed)
     for block in pool.blocks():
-        if (block.ref_count == 0) != (block in place):
-            raise AuditError(f"{block} is {'on' if block in place else 'not on'} the free list")
-    num_free = sum(block.node is None for block in listed)
-    num_cached = len(listed) - num_free
-    if (pool.num_free, pool.num_cached) != (num_free, num_cached):
-        raise AuditError(
-            f"{pool.num_free} free and {pool.num_cached} cached blocks counted, "
-            f"{num_free} and {num_cached} listed"
-        )
-    return place
+        if (block.ref_count == 0 and block.node is None) != (block in free):
+            raise AuditError(f"{block} is {'on' if block in free else 'not on'} the free list")
+    if pool.num_free != len(listed):
+        raise AuditError(f"{pool.num_free} free blocks counted, {len(listed)} listed")
+
+
+def _audit_cached(pool: BlockPool) -> None:
+    """What may be forgotten is what nobody refers to, and of that the leaves can be chosen."""
+    cached = {block.node for block in pool.blocks() if block.ref_count == 0 and block.node is not None}
+    nodes = list(pool.eviction.nodes())
+    if set(nodes) != cached:
+        raise AuditError(f"{len(cached)} blocks are cached, {len(nodes)} are known to the order of eviction")
+    leaves = list(pool.eviction.leaves())
+    wanted = {node for node in nodes if not node.children}
+    if set(leaves) != wanted or len(leaves) != len(wanted):
+        raise AuditError(f"{len(wanted)} cached leaves, {len(leaves)} can be chosen to be forgotten")
 
 
 def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: Iterable[Block]) -> None:
@@ -94,9 +99,7 @@ def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: I
         raise AuditError(f"{pool.num_shared} shared blocks counted, there are {num_shared}")
 
 
-def _audit_index(
-    pool: BlockPool, index: PrefixIndex, place: dict[Block, int], block_size: int, held: set[Block]
-) -> None:
+def _audit_index(pool: BlockPool, index: PrefixIndex, block_size: int, held: set[Block]) -> None:
     nodes: list[PrefixNode] = []
     for salt, root in index.roots():
         if root.salt != salt or root.tokens or root.block is not None:
@@ -107,7 +110,7 @@ def _audit_index(
         while unvisited:
             parent = unvisited.pop()
             for child in _audit_children(parent):
-                _audit_order(parent, child, place)
+                _audit_order(parent, child)
                 _audit_partial(child, block_size, held)
                 nodes.append(child)
                 unvisited.append(child)
@@ -154,14 +157,14 @@ def _audit_partial(node: PrefixNode, block_size: int, held: set[Block]) -> None:
         raise AuditError(f"{node.block} is found with {len(node.tokens)} tokens, and in a block table")
 
 
-def _audit_order(parent: PrefixNode, child: PrefixNode, place: dict[Block, int]) -> None:
-    """A block must be forgotten, and may be relied on, only together with everything before it."""
+def _audit_order(parent: PrefixNode, child: PrefixNode) -> None:
+    """A block may be relied on, and is referred to, only together with everything before it."""
     if parent.block is None or child.block is None:
         return
     if parent.pending and not child.pending:
         raise AuditError(f"{child.block} is committed before {parent.block}, which it continues")
-    if parent.block in place and (child.block not in place or place[parent.block] < place[child.block]):
-        raise AuditError(f"{parent.block} would be forgotten before {child.block}, which continues it")
+    if parent.block.ref_count == 0 and child.block.ref_count > 0:
+        raise AuditError(f"{child.block} is in use, and {parent.block}, which it continues, is not")
 
 
 def _audit_chain(sequence: TokenSequence, index: PrefixIndex, block_size: int) -> None:

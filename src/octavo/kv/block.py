@@ -14,8 +14,8 @@ class Block:
     A block is in exactly one of three states:
 
         ref_count > 0                          in use; on no list
-        ref_count == 0, node is not None       cached: on the free list, found by its content
-        ref_count == 0, node is None           free: on the free list, ahead of every cached one
+        ref_count == 0, node is not None       cached: found by its content, forgotten when its turn comes
+        ref_count == 0, node is None           free: on the free list
 
     Only `BlockPool` changes `ref_count` and the links; only `PrefixIndex` changes `node`.
     """

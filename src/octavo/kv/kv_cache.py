@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from octavo.kv.audit import AuditError, audit
@@ -19,7 +19,8 @@ class TokenSequence(Protocol):
         |<----- num_computed_tokens ----->|<-- this step -->|              |
         |<------------ block_table: whole blocks ------------->|
 
-    `num_seen_tokens` is the furthest that `num_computed_tokens` has been before a preemption.
+    `num_seen_tokens` is the furthest that `num_computed_tokens` has been before a preemption. Equal `salt`
+    shares content; `owner` and `background` say only whose content is forgotten first.
     """
 
     token_ids: list[int]
@@ -28,6 +29,8 @@ class TokenSequence(Protocol):
     num_cached_tokens: int
     num_seen_tokens: int
     salt: str
+    owner: str
+    background: bool
     block_table: BlockTable
 
 
@@ -37,6 +40,12 @@ class Adoption(NamedTuple):
     sequence: TokenSequence
     keep_blocks: int  # what it held, or adopted, of committed content
     num_counted: int  # prompt tokens counted as cached for the pending part
+
+
+def _claim(node: PrefixNode, sequence: TokenSequence) -> None:
+    """A sequence uses what is known: it is its owner's now, and interactive if one of both is."""
+    node.owner = sequence.owner
+    node.background = node.background and sequence.background
 
 
 class BlockCopy(NamedTuple):
@@ -108,6 +117,7 @@ class KVCache:
         num_blocks, block_size: the pool; `block_size` in tokens.
         enable_prefix_caching: off, nothing is ever registered or found.
         block_order: the order in which untouched blocks are handed out.
+        quotas: cached blocks of those owners whose share is not an equal part of the pool.
     """
 
     def __init__(
@@ -117,6 +127,7 @@ class KVCache:
         *,
         enable_prefix_caching: bool = True,
         block_order: Sequence[int] | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, it must be at least 1")
@@ -127,7 +138,7 @@ class KVCache:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._index = PrefixIndex()
-        self._pool = BlockPool(num_blocks, forget=self._index.forget, block_order=block_order)
+        self._pool = BlockPool(num_blocks, forget=self._index.forget, block_order=block_order, quotas=quotas)
         self._adoptions: list[Adoption] = []
         self._merges: list[Merge] = []
         # Blocks whose start was copied for somebody to go on in.
@@ -270,9 +281,12 @@ class KVCache:
         for node in found.nodes:
             assert node.block is not None
             self._pool.share(node.block)
+            _claim(node, sequence)
             blocks.append(node.block)
             num_committed += not node.pending
         begun, copied = self._go_on_in(found)
+        if copied and found.source is not None and found.source.node is not None:
+            _claim(found.source.node, sequence)
         if begun is None and not blocks:
             return 0
         self._stop_writing(sequence)
@@ -346,6 +360,7 @@ class KVCache:
             twin = parent and parent.child(tokens)
             if twin is None:
                 parent = self._index.insert(parent, tokens, sequence.salt, blocks[index])
+                parent.owner, parent.background = sequence.owner, sequence.background
             else:
                 assert twin.block is not None
                 # The reference keeps the twin from being forgotten before the step ends.
@@ -401,21 +416,32 @@ class KVCache:
             self._leave_partial(sequence, keep_blocks)
         self._shorten(sequence, keep_blocks)
 
-    def _leave_partial(self, sequence: TokenSequence, keep_blocks: int) -> None:
+    def _leave_partial(self, sequence: TokenSequence, keep_blocks: int) -> PrefixNode | None:
+        """Returns: the node that what is left of the last block is found by from now on, if there is one."""
         start = sequence.num_computed_tokens // self.block_size * self.block_size
         tokens = tuple(sequence.token_ids[start : sequence.num_computed_tokens])
         position = start // self.block_size
         if not tokens or position < keep_blocks:
-            return
+            return None
         block = sequence.block_table.blocks[position]
         assert block.ref_count == 1, f"{block} is not full, and {sequence} shares it"
         parent = self._tip(sequence, position)
-        if parent is None or parent.longest_start(tokens).num_tokens < len(tokens):
-            self._index.insert_partial(parent, tokens, sequence.salt, block)
+        if parent is not None and parent.longest_start(tokens).num_tokens == len(tokens):
+            return None
+        node = self._index.insert_partial(parent, tokens, sequence.salt, block)
+        node.owner, node.background = sequence.owner, sequence.background
+        return node
 
     def free(self, sequence: TokenSequence) -> None:
-        """Take every block from a sequence. Idempotent."""
-        self.free_tail(sequence, 0)
+        """Take every block from a sequence that has ended: the next turn may go on here. Idempotent."""
+        sequence.num_seen_tokens = max(sequence.num_seen_tokens, sequence.num_computed_tokens)
+        if self.enable_prefix_caching and sequence.num_computed_tokens:
+            node = self._leave_partial(sequence, 0)
+            if node is None:
+                node = self._tip(sequence, sequence.num_computed_tokens // self.block_size)
+            if node is not None:
+                node.ends_turn = not node.children
+        self._shorten(sequence, 0)
 
     def audit(self, sequences: Iterable[TokenSequence]) -> None:
         """Prove the books; `sequences` are all that hold blocks. Raises AuditError, naming what is wrong."""

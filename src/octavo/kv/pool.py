@@ -1,10 +1,11 @@
-"""Which blocks are in use, which are cached, which are free, and the order in which content is forgotten."""
+"""Which blocks are in use, which are cached, which are free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from octavo.kv.block import Block
+from octavo.kv.eviction import EvictionOrder
 from octavo.kv.prefix_index import PrefixNode
 
 
@@ -18,25 +19,23 @@ class PoolExhausted(Exception):
 
 
 class BlockPool:
-    """Every block of one layer group: who refers to it, and in which order free ones are forgotten.
+    """Every block of one layer group: who refers to it, and what is free.
 
         |<------------------------------ num_blocks ------------------------------>|
         | in use (ref_count > 0) | cached (ref_count 0, content known) | free       |
+                                   `EvictionOrder` says whose turn it is
 
-    The last two are one doubly linked list, between two sentinels that spare every operation its branches:
-
-        front -> free ... free -> cached, coldest ... cached, warmest -> back
-                 ^ `take` begins here                                   ^ `release` puts known content here
-
-    Free blocks are last in, first out, so that pages already touched are used again before new ones.
-    No block is set aside as "null".
+    Free blocks are a doubly linked list between two sentinels that spare every operation its branches. The
+    last returned is the first taken, so that pages already touched are used again before new ones. Content is
+    forgotten when a block is needed, and no sooner. No block is set aside as "null".
 
     Args:
         num_blocks: size of the pool.
         forget: called with the node of a cached block that is about to be written; must clear `block.node`.
         block_order: the ids 0 to num_blocks - 1 in the order in which untouched blocks are handed out.
+        quotas: cached blocks of those owners whose share is not an equal part (`EvictionOrder`).
 
-    Source: Kwon et al. 2023, section 4.3; a free list with lazy eviction as in vLLM V1.
+    Source: Kwon et al. 2023, section 4.3; lazy eviction as in vLLM V1.
     """
 
     def __init__(
@@ -45,6 +44,7 @@ class BlockPool:
         *,
         forget: Callable[[PrefixNode], None],
         block_order: Sequence[int] | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, it must be at least 1")
@@ -53,8 +53,8 @@ class BlockPool:
             raise ValueError(f"block_order must hold every id from 0 to {num_blocks - 1} once")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self.num_cached = 0
         self.num_shared = 0
+        self.eviction = EvictionOrder(num_blocks, quotas)
         self._forget = forget
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._front = Block(-1)
@@ -64,65 +64,76 @@ class BlockPool:
             self._insert_before(self._back, self._blocks[block_id])
 
     @property
+    def num_cached(self) -> int:
+        """Blocks that nobody refers to and whose content is known."""
+        return len(self.eviction)
+
+    @property
     def num_available(self) -> int:
         """Blocks that `take` can hand out: free ones and cached ones."""
-        return self.num_free + self.num_cached
+        return self.num_free + len(self.eviction)
 
     @property
     def num_used(self) -> int:
         """Blocks that something refers to."""
-        return self.num_blocks - self.num_free - self.num_cached
+        return self.num_blocks - self.num_free - len(self.eviction)
 
     def take(self, count: int) -> list[Block]:
-        """Hand out `count` blocks to be written, forgetting the coldest content first.
+        """Hand out `count` blocks to be written; content is forgotten where free ones do not suffice.
 
         Returns: blocks with ref_count 1 and no content, in the order taken.
         Raises: PoolExhausted(needed, available) and takes nothing, if fewer than `count` are free or cached.
-        Cost: O(count).
+        Cost: O(1) for a free block, as `EvictionOrder` for a cached one.
         """
         if count > self.num_available:
             raise PoolExhausted(count, self.num_available)
+        self.eviction.clock += count
         taken = []
         for _ in range(count):
-            block = self._front.newer
-            self._unlink(block)
-            if block.node is not None:
-                self.num_cached -= 1
-                self._forget(block.node)
-            else:
+            if self.num_free:
+                block = self._front.newer
+                self._unlink(block)
                 self.num_free -= 1
+            else:
+                block = self._forget_coldest()
             block.ref_count = 1
             taken.append(block)
         return taken
 
-    def take_over(self, block: Block) -> None:
-        """Hand out a certain cached block to be written on behind its content, which is forgotten as such.
+    def _forget_coldest(self) -> Block:
+        node = self.eviction.coldest()
+        block, parent = node.block, node.parent
+        assert block is not None, "a node without a block is cached"
+        self.eviction.remove(node)
+        self._forget(node)
+        self.eviction.uncover(parent)
+        return block
 
-        Cost: O(1).
+    def take_over(self, block: Block) -> None:
+        """Hand out a certain cached leaf to be written on behind its content, which is forgotten as such.
+
+        Cost: as `take`.
         """
+        node = block.node
         assert block.ref_count == 0, f"{block} is in use"
-        assert block.node is not None, f"{block} holds nothing"
-        self._unlink(block)
-        self.num_cached -= 1
-        self._forget(block.node)
+        assert node is not None, f"{block} holds nothing"
+        parent = node.parent
+        self.eviction.remove(node)
+        self._forget(node)
+        self.eviction.uncover(parent)
         block.ref_count = 1
 
     def share(self, block: Block) -> None:
-        """Add a reference to a block of known content; a cached one leaves the free list. Cost: O(1)."""
+        """Add a reference to a block of known content; a cached one is used again. Cost: O(1) amortised."""
         if block.ref_count == 0:
             assert block.node is not None, f"{block} has no content to share"
-            self._unlink(block)
-            self.num_cached -= 1
+            self.eviction.remove(block.node)
         elif block.ref_count == 1:
             self.num_shared += 1
         block.ref_count += 1
 
     def release(self, blocks: Iterable[Block]) -> None:
-        """Drop one reference to each block, in the given order: a sequence returns its last block first.
-
-        Leaves are then colder than their roots, so a prefix is always forgotten from its end.
-        Cost: O(1) a block.
-        """
+        """Drop one reference to each block. Cost: O(1) a block, O(log n) for a leaf of known content."""
         for block in blocks:
             assert block.ref_count > 0, f"{block} is released once too often"
             block.ref_count -= 1
@@ -130,8 +141,7 @@ class BlockPool:
                 self.num_shared -= 1
             elif block.ref_count == 0:
                 if block.node is not None:
-                    self._insert_before(self._back, block)
-                    self.num_cached += 1
+                    self.eviction.add(block.node)
                 else:
                     self._insert_before(self._front.newer, block)
                     self.num_free += 1

@@ -15,13 +15,29 @@ class PrefixNode:
     """One block of known content: these tokens, after everything its parents say, under one salt.
 
     `block` is where the keys and values are. A root stands for a salt, has no tokens and no block.
-    `pending` until the step that computes the block has returned.
+    `pending` until the step that computes the block has returned. What follows says how worth keeping it is:
+    `owner`, who used it last; `background`, whether only background work has; `ends_turn`, whether an answer
+    ended here and nothing has gone on; `is_fork`, whether ways have parted here. `last_used` and `ticket`
+    belong to `EvictionOrder`.
 
     A node of a full block may have children. A *partial* one has fewer tokens than a block holds: it is what
     an answer or a pause left behind, a leaf whose block nobody refers to, to be copied or written on.
     """
 
-    __slots__ = ("block", "children", "parent", "pending", "salt", "tokens")
+    __slots__ = (
+        "background",
+        "block",
+        "children",
+        "ends_turn",
+        "is_fork",
+        "last_used",
+        "owner",
+        "parent",
+        "pending",
+        "salt",
+        "ticket",
+        "tokens",
+    )
 
     def __init__(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block | None) -> None:
         self.parent = parent
@@ -29,6 +45,12 @@ class PrefixNode:
         self.salt = salt
         self.block = block
         self.pending = block is not None
+        self.owner = ""
+        self.background = False
+        self.ends_turn = False
+        self.is_fork = False
+        self.last_used = 0
+        self.ticket = 0
         # First token -> the nodes that begin with it, in order of their tokens: what begins alike is side by
         # side, so that neither an exact match nor the longest common start scans a thousand siblings.
         self.children: dict[int, list[PrefixNode]] = {}
@@ -98,8 +120,8 @@ class PrefixIndex:
                                    \\ [the mat]               partial
         salt "b" - [The cat sat on]                          same tokens, other salt: another tree
 
-    A node whose block is about to be written is forgotten. Sequences return their last block first and hold
-    every block before their last, so the coldest block is always a leaf: no node ever loses its parent.
+    A node whose block is about to be written is forgotten. Only leaves are (`EvictionOrder`), and a sequence
+    holds every block before its last, so no node ever loses its parent.
     """
 
     def __init__(self) -> None:
@@ -119,10 +141,14 @@ class PrefixIndex:
         self._pending.append(node)
         return node
 
-    def insert_partial(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> None:
+    def insert_partial(
+        self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block
+    ) -> PrefixNode:
         """Make the first slots of a block findable, which an earlier step has computed; nobody is to write
         the block while its node lives. Cost: as `insert`."""
-        self._insert(parent, tokens, salt, block).pending = False
+        node = self._insert(parent, tokens, salt, block)
+        node.pending = False
+        return node
 
     def _insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
         assert block.node is None, f"{block} already stands for other tokens"
@@ -130,6 +156,8 @@ class PrefixIndex:
             # A root that the caller looked up may have lost its last child since, and its place with it.
             parent = self._roots.setdefault(salt, PrefixNode(None, (), salt, None))
         node = PrefixNode(parent, tokens, salt, block)
+        parent.is_fork |= bool(parent.children)
+        parent.ends_turn = False
         alike = parent.children.setdefault(tokens[0], [])
         place = bisect_left(alike, tokens, key=_tokens)
         assert place == len(alike) or alike[place].tokens != tokens, "two nodes for the same tokens"

@@ -37,6 +37,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "background",
         "block_table",
         "held",
         "num_cached_tokens",
@@ -45,19 +46,31 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "num_seen_tokens",
+        "owner",
         "salt",
         "sequence_id",
         "status",
         "token_ids",
     )
 
-    def __init__(self, sequence_id: str, prompt_token_ids: list[int], *, salt: str = "") -> None:
+    def __init__(
+        self,
+        sequence_id: str,
+        prompt_token_ids: list[int],
+        *,
+        salt: str = "",
+        owner: str = "",
+        background: bool = False,
+    ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"sequence {sequence_id} has an empty prompt")
         self.sequence_id = sequence_id
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
+        # Who shares its content, and whose it is when some must be forgotten.
         self.salt = salt
+        self.owner = owner
+        self.background = background
         self.status = SequenceStatus.WAITING
         self.arrival = 0
         self.held = False
