@@ -117,9 +117,13 @@ class PagedServer:
     def add(self, sequence_id: str, prompt: list[int], max_tokens: int = 8, *, salt: str = "") -> Sequence:
         """Let a request arrive."""
         sequence = Sequence(sequence_id, prompt, salt=salt)
+        self.admit(sequence, max_tokens)
+        return sequence
+
+    def admit(self, sequence: Sequence, max_tokens: int) -> None:
+        """Let a request arrive that was made elsewhere."""
         self.scheduler.add(sequence)
         self._max_tokens[sequence] = max_tokens
-        return sequence
 
     def plan(self) -> StepPlan:
         """Plan a step; `end` or `fail` must follow if it has chunks."""

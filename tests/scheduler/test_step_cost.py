@@ -59,6 +59,34 @@ def test_a_step_costs_the_same_however_long_the_sequences_and_however_large_the_
     assert max(costs) <= 1.05 * min(costs)
 
 
+def test_a_step_costs_the_same_however_much_is_cached() -> None:
+    """Every block border of a stream forgets one of 100 or of 100,000 cached blocks, of one leaf each."""
+    costs = []
+    for num_cached in (100, 100_000):
+        cache = KVCache(num_cached, 16)
+        scheduler = Scheduler(cache, SchedulerConfig(8, 256, 2_000_000))
+        for number in range(num_cached):
+            gone = Sequence(f"{number}", [1_000 + number] * 16)
+            cache.allocate(gone, 16)
+            cache.register(gone, 16)
+            cache.commit()
+            gone.num_computed_tokens = 16
+            cache.free(gone)
+        assert cache.num_cached == num_cached
+        stream = Sequence("stream", [7])
+        scheduler.add(stream)
+
+        def step(scheduler: Scheduler = scheduler, stream: Sequence = stream) -> None:
+            plan = scheduler.step()
+            scheduler.commit(plan)
+            stream.append(len(stream.token_ids) % 1000)
+
+        step()
+        costs.append(sum(count_lines(step) for _ in range(320)))
+        assert cache.num_cached < num_cached
+    assert costs[1] <= 1.05 * costs[0]
+
+
 def test_a_long_prompt_that_waits_for_blocks_is_not_searched_for_in_every_step() -> None:
     costs = {}
     for prompt in (200, 3000):
