@@ -149,13 +149,14 @@ class KVCache:
         self._writers: dict[PrefixNode | str, dict[TokenSequence, None]] = {}
         self._writes_after: dict[TokenSequence, PrefixNode | str] = {}
         self._moved: dict[TokenSequence, int] = {}
+        self._pinned: list[Block] = []
 
     # How much there is.
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens of the longest sequence that the pool holds."""
-        return self.num_blocks * self.block_size
+        """Tokens of the longest sequence that the pool holds, beside what is pinned."""
+        return (self.num_blocks - self.num_pinned) * self.block_size
 
     @property
     def num_used(self) -> int:
@@ -166,6 +167,11 @@ class KVCache:
     def num_cached(self) -> int:
         """Blocks that nobody refers to and whose content is known."""
         return self._pool.num_cached
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that `pin` holds."""
+        return len(set(self._pinned))
 
     @property
     def num_free(self) -> int:
@@ -443,6 +449,29 @@ class KVCache:
                 node.ends_turn = not node.children
         self._shorten(sequence, 0)
 
+    # What is never given up.
+
+    def pin(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """Hold the known whole blocks at the beginning of these tokens until `unpin_all`. Between steps.
+
+        Returns: tokens that are held now; blocks that are not known are not computed here.
+        """
+        size, node = self.block_size, self._index.root(salt)
+        num_pinned = 0
+        for start in range(0, len(token_ids) - size + 1, size):
+            node = node and node.child(tuple(token_ids[start : start + size]))
+            if node is None or node.block is None:
+                break
+            self._pool.share(node.block)
+            self._pinned.append(node.block)
+            num_pinned += size
+        return num_pinned
+
+    def unpin_all(self) -> None:
+        """What was pinned is cached content like any other from now on."""
+        self._pool.release(reversed(self._pinned))
+        self._pinned.clear()
+
     def audit(self, sequences: Iterable[TokenSequence]) -> None:
         """Prove the books; `sequences` are all that hold blocks. Raises AuditError, naming what is wrong."""
         audit(
@@ -451,7 +480,11 @@ class KVCache:
             block_size=self.block_size,
             chained=self.enable_prefix_caching,
             sequences=list(sequences),
-            pinned=[*(merge.known for merge in self._merges), *(source for source, _ in self._copies)],
+            pinned=[
+                *(merge.known for merge in self._merges),
+                *(source for source, _ in self._copies),
+                *self._pinned,
+            ],
         )
         self._audit_writers()
 
