@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -274,6 +275,22 @@ def test_kv_as_q8_without_shared_reads(
         assert len(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]) == 4
         read = server.metric("attention_kv_bytes_read_total")
         assert read == server.metric("attention_kv_bytes_attended_total") > 0
+
+
+def test_a_pinned_system_prompt_is_found_by_the_first_chat(smollm2_path: Path, tmp_path: Path) -> None:
+    system = "You are the assistant of a house by the sea. You answer in one short sentence, and kindly."
+    config = tmp_path / "octavo.toml"
+    config.write_text(f"[[kv-cache.pinned-prefixes]]\nsystem = {json.dumps(system)}\n", encoding="utf-8")
+    with ServerProcess(smollm2_path, "--config", str(config)) as server:
+        assert "tokens of kv-cache.pinned-prefixes[0]" in "\n".join(server.output)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": "Who are you?"}]
+        body = {"messages": messages, "max_tokens": 4}
+        usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30).json()["usage"]
+        assert 16 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] - 4
+    too_short = tmp_path / "short.toml"
+    too_short.write_text("[[kv-cache.pinned-prefixes]]\ntext = 'Hello'\n", encoding="utf-8")
+    sentence = _refused(_serve(str(smollm2_path), "--port", "0", "--config", str(too_short)))
+    assert "kv-cache.pinned-prefixes[0] cannot be pinned: it has 1 tokens, and whole blocks of 16" in sentence
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,6 +11,7 @@ import pytest
 
 from engine.fake_model import FakeModel, answer, running_engine
 from engine.reading import params, pause_at_every_border, read, read_all, wait_until
+from octavo.engine.request import RequestRefused
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -108,6 +109,21 @@ def test_t13_four_choices_share_all_but_the_last_block_of_their_prompt() -> None
         model.open()
         assert read_all(choices) == [answer(prompt(1, 100), 3)] * 4
         assert cache.num_used == 0
+
+
+def test_a_pinned_prefix_is_held_until_the_engine_closes() -> None:
+    with running_engine(num_blocks_override=40) as engine:
+        system = prompt(1, 100)
+        assert engine.pin_prefix(system) == 96
+        for number in range(10):
+            read(engine.submit(prompt(number + 2, 300), params(20)))
+        again = engine.submit([*system, 5], params(5))
+        assert read(again) == (answer([*system, 5], 5), "length")
+        assert again.stats.num_cached_tokens >= 96
+        assert engine._loop._cache.num_used == 6
+        # Six of forty blocks are nobody else's.
+        with pytest.raises(RequestRefused, match=r"600 tokens .* the longest request is 544 tokens"):
+            engine.submit(prompt(1, 500), params(100))
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])

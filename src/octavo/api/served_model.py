@@ -130,7 +130,7 @@ class ServedModel:
     @property
     def longest_request(self) -> int:
         """Tokens, prompt and answer together."""
-        return self.engine.memory.longest_request
+        return self.engine.longest_request
 
 
 def _quoted(name: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.cli.config_file import BadConfig, ConfigFile, PinnedPrefix
 from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags
 from octavo.cli.settling_heap import SettlingHeap
 
@@ -143,6 +144,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="kernels to use: avx512vnni, avxvnni, avx2, sse41, neon or portable "
         "(default: the best that runs here)",
     )
+    flag(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="what is too long for flags, as TOML: prefixes that are never given up (docs/kv-cache.md)",
+    )
     flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag(
         "--api-key",
@@ -214,6 +221,10 @@ def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any, heap: Settli
         say.heading(f"ready after {_seconds_since_command():.2f} s at {url}")
 
     loaded.engine.start()
+    try:
+        say.lines(loaded.pin_prefixes())
+    except CannotServe as error:
+        return _refuse(str(error))
     Server(app, loaded.engine, on_ready=on_ready).serve_on(listener)
     return 0
 
@@ -234,6 +245,10 @@ class Loaded:
         from octavo.text.chat_template import ChatTemplate, ChatTemplateError
         from octavo.text.tokenizer import Tokenizer
 
+        try:
+            self.config = ConfigFile.read(args.config) if args.config is not None else ConfigFile()
+        except BadConfig as error:
+            raise CannotServe(str(error)) from error
         self.name: str = args.served_model_name or Path(args.model).name.removesuffix(".gguf")
         self.model = _load_model(resolve_model(args.model), args.threads, args.instruction_set)
         try:
@@ -252,6 +267,43 @@ class Loaded:
         except BaseException:
             self.model.close()
             raise
+
+    def pin_prefixes(self) -> list[str]:
+        """Compute and hold the prefixes of the configuration. Returns: what is held, a line each.
+
+        Raises: CannotServe.
+        """
+        from octavo.engine.request import RequestFailed, RequestRefused
+
+        lines = []
+        for number, prefix in enumerate(self.config.pinned_prefixes):
+            place = f"kv-cache.pinned-prefixes[{number}]"
+            try:
+                token_ids = self._prefix_tokens(prefix)
+                num_held = self.engine.pin_prefix(token_ids, cache_salt=prefix.cache_salt)
+            except (RequestRefused, RequestFailed, ValueError) as error:
+                raise CannotServe(f"{place} cannot be pinned: {error}") from error
+            lines.append(f"pinned           {num_held:,} of {len(token_ids):,} tokens of {place}")
+        return lines
+
+    def _prefix_tokens(self, prefix: PinnedPrefix) -> list[int]:
+        if not prefix.system:
+            return self.tokenizer.encode(prefix.text, add_special=True, parse_special=True)
+        if self.chat_template is None:
+            raise ValueError("the model has no chat template, so no chat begins with it")
+        # What two chats that go on differently have in common.
+        begun = [
+            self.tokenizer.encode(
+                self.chat_template.render(
+                    [{"role": "system", "content": prefix.text}, {"role": "user", "content": question}]
+                ),
+                add_special=False,
+                parse_special=True,
+            )
+            for question in ("a", "1")
+        ]
+        shared = next((i for i, (a, b) in enumerate(zip(*begun, strict=False)) if a != b), 0)
+        return begun[0][:shared]
 
     def __enter__(self) -> Loaded:
         return self

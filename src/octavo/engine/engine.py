@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence as Seq
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -107,7 +108,7 @@ class Engine:
         )
         self._vocab_size = model.config.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
-        cache = KVCache(
+        self._cache = cache = KVCache(
             self.memory.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -154,6 +155,13 @@ class Engine:
         except BaseException:
             self._arena.close()
             raise
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens, prompt and answer together: what the model, the settings and the pool beside what is pinned
+        allow, the least of them.
+        """
+        return self._scheduler.limit
 
     @property
     def num_running(self) -> int:
@@ -207,7 +215,7 @@ class Engine:
         or can never fit; or if the engine is closing or has failed. InvalidParameter for token ids in
         `params` that are outside the vocabulary.
         """
-        num_prompt, limit = len(prompt_token_ids), self.memory.longest_request
+        num_prompt, limit = len(prompt_token_ids), self.longest_request
         self._check_length(num_prompt, params.max_tokens, limit)
         self._check_vocabulary(prompt_token_ids)
         sampler = params.make_sampler(
@@ -237,6 +245,30 @@ class Engine:
             self._num_submitted += 1
             self._loop.commands.put(partial(self._loop.add, request))
         return Generation(request, self)
+
+    def pin_prefix(self, token_ids: list[int], *, cache_salt: str = "") -> int:
+        """Compute a beginning of prompts now, and hold its whole blocks until the engine closes.
+
+        Of a started engine; comes back when it is done.
+
+        Returns: tokens that are held.
+        Raises: ValueError without prefix caching, or for fewer tokens than a block; RequestRefused,
+            RequestFailed.
+        """
+        from octavo.engine.sampling_params import SamplingParams
+
+        if not self.config.enable_prefix_caching:
+            raise ValueError("prefix caching is off")
+        if len(token_ids) < self.config.block_size:
+            raise ValueError(
+                f"it has {len(token_ids):,} tokens, and whole blocks of {self.config.block_size} are held"
+            )
+        once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        for _ in self.submit(token_ids, once, request_id="pinned-prefix", cache_salt=cache_salt):
+            pass
+        held: SimpleQueue[int] = SimpleQueue()
+        self._loop.commands.put(lambda: held.put(self._cache.pin(token_ids, cache_salt)))
+        return held.get()
 
     def cancel(self, request: Request) -> None:
         """`Generation.cancel`: applies between two steps."""

@@ -182,6 +182,11 @@ class EngineCollector:
             ("kv_blocks_used", "KV blocks some request refers to", cache.num_used),
             ("kv_blocks_cached", "KV blocks nobody refers to, content still findable", cache.num_cached),
             ("kv_blocks_free", "KV blocks without content", cache.num_free),
+            (
+                "kv_blocks_pinned",
+                "KV blocks that are held for prefixes of the configuration",
+                cache.num_pinned,
+            ),
             ("kv_blocks_shared", "KV blocks more than one request refers to", cache.num_shared),
         ]
         for name, text, value in gauges:

@@ -127,6 +127,7 @@ class StepLoop:
         try:
             self._run_until_closed()
             self._end_all("the server is shutting down", code="shutting_down")
+            self._cache.unpin_all()
             if self._cache.num_used:
                 raise BlocksLeaked(f"{self._cache.num_used} blocks are in use and no request is left")
             self._audit()
