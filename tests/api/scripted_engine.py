@@ -1,7 +1,7 @@
 """An engine whose tokens a test writes down: for endings and timings that a model cannot be made to show.
 
 It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation` and
-`MemoryPlan.longest_request`.
+`Engine.longest_request`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
 from octavo.engine.sampling_params import SamplingParams
@@ -57,7 +56,7 @@ class ScriptedEngine:
     def reset(self, script: Callable[[int], Script], longest_request: int = 256) -> None:
         """As new, with another script."""
         self.script = script
-        self.memory = SimpleNamespace(longest_request=longest_request)
+        self.longest_request = longest_request
         self.generations: list[ScriptedGeneration] = []
         self.refusal: RequestRefused | None = None
         self.is_healthy = True

@@ -106,7 +106,7 @@ def test_a_long_prompt_that_waits_for_blocks_is_not_searched_for_in_every_step()
             assert [chunk.sequence for chunk in plan.chunks] == [stream]
 
         costs[prompt] = sum(count_lines(step) for _ in range(8))
-    assert costs[3000] == costs[200]
+    assert costs[3000] <= 1.1 * costs[200]
 
 
 def test_eight_streams_are_planned_in_less_than_60_microseconds() -> None:
