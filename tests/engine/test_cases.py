@@ -11,7 +11,9 @@ import pytest
 
 from engine.fake_model import FakeModel, answer, running_engine
 from engine.reading import params, pause_at_every_border, read, read_all, wait_until
-from octavo.engine.request import RequestRefused
+from octavo.engine.request import MAX_PAUSES_KEPT, Pause, RequestRefused
+from octavo.scheduler.plan import Preemption, PreemptionReason
+from octavo.scheduler.sequence import Sequence
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -143,6 +145,70 @@ def test_t14_a_full_pool_pauses_some_and_fails_nobody(prefix_caching: bool) -> N
     lost = sum(generation.stats.num_lost_tokens for generation in generations)
     computed = sum(step.num_tokens for step in model.steps)
     assert computed <= 4 * (64 + 127) + lost
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_t14_each_is_told_when_it_paused_why_and_what_it_lost(prefix_caching: bool) -> None:
+    model = FakeModel()
+    with running_engine(
+        model, num_blocks_override=32, enable_prefix_caching=prefix_caching, start=False
+    ) as engine:
+        generations = [engine.submit(prompt(i, 64), params(128)) for i in range(4)]
+        engine.start()
+        read_all(generations)
+        stats = [generation.stats for generation in generations]
+        assert engine.num_lost_tokens == sum(one.num_lost_tokens for one in stats) > 0
+    for one in stats:
+        assert one.total_time is not None
+        times = [pause.at for pause in one.pauses]
+        assert len(times) == one.num_preemptions
+        assert sum(pause.tokens_lost for pause in one.pauses) == one.num_lost_tokens
+        assert times == sorted(times)
+        assert all(0 < at < one.total_time for at in times)
+        assert {pause.reason for pause in one.pauses} <= set(PreemptionReason)
+    assert sum(one.num_computed_tokens for one in stats) == sum(step.num_tokens for step in model.steps)
+    # Without a cache, what was lost is computed again, all of it and nothing else.
+    if not prefix_caching:
+        for one in stats:
+            assert one.num_computed_tokens == 64 + 127 + one.num_lost_tokens
+
+
+def test_the_numbers_of_a_request_grow_while_it_lives_and_are_complete_at_its_end() -> None:
+    model = FakeModel()
+    model.gate()
+    with running_engine(model, num_blocks_override=64, max_num_batched_tokens=64) as engine:
+        generation = engine.submit(prompt(1, 150), params(5))
+        model.arrive()
+        assert generation.status == "running"
+        assert generation.progress().num_computed_tokens == 0
+        model.let()
+        model.arrive()
+        assert generation.progress().num_computed_tokens == 64
+        assert generation.stats.queue_time is not None
+        model.let(3)
+        model.arrive()
+        numbers = generation.progress()
+        assert (numbers.num_computed_tokens, numbers.num_output_tokens) == (151, 2)
+        assert (numbers.finish_reason, numbers.first_token_time is None) == (None, False)
+        assert numbers.tokens_per_second > 0
+        waiting = engine.submit(prompt(2, 30), params(5))
+        assert waiting.status == "waiting"
+        model.open()
+        read_all([generation, waiting])
+        assert generation.progress() is generation.stats
+        assert (generation.status, generation.stats.num_computed_tokens) == ("finished", 154)
+
+
+def test_of_many_pauses_the_latest_are_kept_and_all_are_counted() -> None:
+    sequence = Sequence("0", [1, 2, 3])
+    with running_engine() as engine:
+        request = engine.submit([1, 2, 3], params(5))._request
+        for number in range(MAX_PAUSES_KEPT + 10):
+            step = Preemption(sequence, PreemptionReason.KV_FULL, 0, True)
+            request.note_preemption(step, request.arrived_at + number)
+            request.note_preemption(Preemption(sequence, PreemptionReason.KV, number, False), 1e9)
+    kept = [Pause(number, PreemptionReason.KV, number) for number in range(10, MAX_PAUSES_KEPT + 10)]
+    assert [(round(at), *rest) for at, *rest in request.stats.pauses] == [tuple(pause) for pause in kept]
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 16, 64, 512])

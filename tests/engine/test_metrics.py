@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.fake_model import FakeModel, running_engine
 from engine.reading import params, read, read_all
 from octavo.engine.engine import Engine
+from octavo.engine.generation import Generation
 from octavo.engine.metrics import Histogram, StepTimes
 
 
@@ -35,6 +36,7 @@ def test_gauges_are_the_schedulers_and_the_caches_own_numbers_at_every_step() ->
     with running_engine(model, num_blocks_override=18, max_num_seqs=4, start=False) as engine:
         scheduler, cache = engine._scheduler, engine._loop._cache
         seen = []
+        generations: list[Generation] = []
 
         def compare(_: object) -> None:
             numbers = scrape(engine)
@@ -51,18 +53,20 @@ def test_gauges_are_the_schedulers_and_the_caches_own_numbers_at_every_step() ->
                 "prefix_cache_queries_total": cache.prefix_queries,
                 "prefix_cache_hits_total": cache.prefix_hits,
                 "num_preemptions_total": scheduler.num_preemptions,
+                "preempted_tokens_total": sum(one._request.sequence.num_lost_tokens for one in generations),
             }
             assert {name: numbers[f"octavo:{name}"] for name in expected} == expected
             assert cache.num_used + cache.num_cached + cache.num_free == 18
             seen.append(expected)
 
         model.before_step = compare
-        generations = [engine.submit([*shared, i], params(60)) for i in range(6)]
+        generations += [engine.submit([*shared, i], params(60)) for i in range(6)]
         engine.start()
         read_all(generations)
     assert max(numbers["kv_blocks_shared"] for numbers in seen) > 0
     assert max(numbers["num_requests_waiting"] for numbers in seen) > 0
     assert max(numbers["num_preemptions_total"] for numbers in seen) > 0
+    assert max(numbers["preempted_tokens_total"] for numbers in seen) > 0
 
 
 def test_counters_and_histograms_after_a_known_load() -> None:

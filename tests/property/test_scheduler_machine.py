@@ -112,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.num_running == status.count(SequenceStatus.RUNNING)
         assert scheduler.num_paused == status.count(SequenceStatus.PAUSED)
         assert scheduler.num_preemptions == sum(sequence.num_preemptions for sequence in self.asked)
+        assert scheduler.num_lost_tokens == sum(sequence.num_lost_tokens for sequence in self.asked)
         arrivals = [sequence.arrival for sequence in scheduler.running]
         assert arrivals == sorted(arrivals)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.scheduler.plan import Preemption, PreemptionReason
 from octavo.scheduler.preemption import take_tails, victims_in_order
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 from paged_model import PagedServer, solo
@@ -97,6 +98,55 @@ def test_a_preemption_is_a_transition_to_paused_and_nothing_else(num_blocks: int
     assert_outputs_are_solo(sequences)
 
 
+@pytest.mark.parametrize("num_blocks", [16, 20, 32])
+@pytest.mark.parametrize("budget", [8, 64, 512])
+def test_a_plan_says_who_stands_still_why_and_what_it_lost(num_blocks: int, budget: int) -> None:
+    server = PagedServer(num_blocks, 16, max_num_batched_tokens=budget)
+    sequences = streams(server, 4, 64, 128)
+    lost = dict.fromkeys(sequences, 0)
+    pauses = dict.fromkeys(sequences, 0)
+    reasons = set()
+    while server.has_work:
+        status = {sequence: sequence.status for sequence in sequences}
+        computed = {sequence: sequence.num_computed_tokens for sequence in sequences}
+        plan = server.plan()
+        for one in plan.preemptions:
+            reasons.add(one.reason)
+            assert one.pauses == (status[one.sequence] is not SequenceStatus.PAUSED)
+            status[one.sequence] = SequenceStatus.PAUSED
+            lost[one.sequence] += one.num_lost_tokens
+            pauses[one.sequence] += one.pauses
+            computed[one.sequence] -= one.num_lost_tokens
+            assert one.num_lost_tokens > 0 or one.reason is PreemptionReason.KV_FULL
+        for sequence in {one.sequence for one in plan.preemptions}:
+            assert sequence.num_computed_tokens == computed[sequence]
+        server.end(plan)
+    assert list(lost.values()) == [sequence.num_lost_tokens for sequence in sequences]
+    assert list(pauses.values()) == [sequence.num_preemptions for sequence in sequences]
+    assert server.scheduler.num_lost_tokens == sum(lost.values()) > 0
+    assert PreemptionReason.KV in reasons
+
+
+def test_the_last_one_for_whom_no_block_is_left_stands_still_and_loses_nothing() -> None:
+    server = PagedServer(5, 16, max_num_batched_tokens=512)
+    first = server.add("first", list(range(31)), 20)
+    second = server.add("second", list(range(100, 131)), 20)
+    plans = [server.step() for _ in range(3)]
+    # Each has filled two blocks: the first takes the fifth.
+    assert [plan.preemptions for plan in plans[:2]] == [(), ()]
+    assert [chunk.sequence for chunk in plans[2].chunks] == [first]
+    assert plans[2].preemptions == (Preemption(second, PreemptionReason.KV_FULL, 0, True),)
+    assert plans[2].preempted == ()
+    assert (second.num_preemptions, second.num_lost_tokens, second.num_computed_tokens) == (1, 0, 32)
+    # At 49 tokens the first takes from it: that is a loss, and no second pause.
+    for _ in range(16):
+        plan = server.step()
+    assert plan.preemptions == (Preemption(second, PreemptionReason.KV, 16, False),)
+    assert (second.num_preemptions, second.num_lost_tokens) == (1, 16)
+    server.run()
+    assert_outputs_are_solo([first, second])
+
+
 def test_the_token_of_a_robbed_sequence_goes_to_others_in_the_same_step() -> None:
     server = PagedServer(9, 16, max_num_batched_tokens=17)
     first = server.add("first", list(range(1, 33)), 20)
@@ -144,7 +194,9 @@ def test_a_victim_is_robbed_down_to_nothing_before_the_next_one_is_touched() -> 
     first, second, third = streams(server, 3, 100, 50)
     server.step()
     robbed = take_tails(server.cache, [third, second], server.cache.num_available + 8)
-    assert robbed == [third, second]
+    assert list(robbed) == [third, second]
+    # Seven blocks of a hundred tokens, and of the other one the last, with four.
+    assert list(robbed.values()) == [third.num_lost_tokens, second.num_lost_tokens] == [100, 4]
     assert (len(third.block_table), len(second.block_table), len(first.block_table)) == (0, 6, 7)
     server.run()
     assert_outputs_are_solo([first, second, third])
@@ -157,13 +209,13 @@ def test_shared_blocks_are_taken_only_when_letting_go_frees_them() -> None:
     server.step()
     # One block each of their own, ten shared by all three.
     available = server.cache.num_available
-    assert take_tails(server.cache, [c, b], available + 2) == [c, b]
+    assert list(take_tails(server.cache, [c, b], available + 2)) == [c, b]
     assert server.cache.num_available == available + 2
-    assert take_tails(server.cache, [c, b], available + 5) == []
+    assert list(take_tails(server.cache, [c, b], available + 5)) == []
     assert (len(b.block_table), len(c.block_table)) == (10, 10)
     server.finish(a)
     # Now nobody but the two victims holds them: as many go as are needed.
-    assert take_tails(server.cache, [c, b], server.cache.num_available + 3) == [c, b]
+    assert list(take_tails(server.cache, [c, b], server.cache.num_available + 3)) == [c, b]
     assert len(b.block_table) == 7
     server.run()
     assert_outputs_are_solo([b, c])
@@ -174,7 +226,7 @@ def test_blocks_that_nobody_shares_are_taken_before_shared_ones() -> None:
     b, c = (server.add(name, [*range(160), number], 60) for number, name in enumerate("bc"))
     server.step()
     available = server.cache.num_available
-    assert take_tails(server.cache, [c, b], available + 2) == [c, b]
+    assert list(take_tails(server.cache, [c, b], available + 2)) == [c, b]
     assert (len(b.block_table), len(c.block_table)) == (10, 10)
 
 

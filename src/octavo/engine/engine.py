@@ -179,6 +179,11 @@ class Engine:
         return self._scheduler.num_preemptions
 
     @property
+    def num_lost_tokens(self) -> int:
+        """Computed tokens that those pauses took."""
+        return self._scheduler.num_lost_tokens
+
+    @property
     def num_open(self) -> int:
         """Requests submitted and not ended, whatever their state."""
         return self._num_submitted - self._loop.num_finished

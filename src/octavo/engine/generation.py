@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
@@ -151,8 +152,23 @@ class Generation:
 
     @property
     def stats(self) -> RequestStats:
-        """Live numbers; complete once the stream has ended."""
+        """Complete once the stream has ended; `progress` has the numbers before."""
         return self._request.stats
+
+    @property
+    def status(self) -> str:
+        """ "waiting", "running", "paused" or "finished", as the engine thread has it."""
+        return self._request.status
+
+    def progress(self) -> RequestStats:
+        """The numbers of this moment, from any thread."""
+        return self._request.progress(time.monotonic())
+
+    def output_token_ids(self, count: int) -> list[int]:
+        """The first `count` tokens of the answer, from any thread; fewer, if there are not so many."""
+        sequence = self._request.sequence
+        start = sequence.num_prompt_tokens
+        return sequence.token_ids[start : start + count]
 
     def cancel(self, reason: str = "abort") -> None:
         """End the stream now and give its blocks back before the next step. Thread-safe and idempotent.

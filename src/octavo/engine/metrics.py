@@ -218,6 +218,11 @@ class EngineCollector:
                 "Times a request was paused for lack of KV blocks",
                 scheduler.num_preemptions,
             ),
+            (
+                "preempted_tokens",
+                "Computed tokens that pauses took from requests",
+                scheduler.num_lost_tokens,
+            ),
             ("prompt_tokens", "Prompt tokens of requests that produced a token", metrics.prompt_tokens),
             ("generation_tokens", "Tokens generated", metrics.generation_tokens),
             ("engine_steps", "Native steps completed", metrics.step_times.num_steps),

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from octavo.scheduler.plan import PreemptionReason
 
 if TYPE_CHECKING:
     from octavo.kernels import Sampler
+    from octavo.scheduler.plan import Preemption
     from octavo.scheduler.sequence import Sequence
+
+MAX_PAUSES_KEPT = 64
+"""A request that is paused more often keeps the latest of its pauses; all of them are counted."""
 
 
 class RequestRefused(Exception):
@@ -80,24 +86,41 @@ class Delta:
         return self.token_ids if self.stop_token_id is None else self.token_ids[:-1]
 
 
+class Pause(NamedTuple):
+    """One time that a request stood still for lack of blocks.
+
+    at: seconds since it was submitted. reason: KV once blocks were taken from it, also while it stood still
+    already. tokens_lost: computed tokens that went with them.
+    """
+
+    at: float
+    reason: PreemptionReason
+    tokens_lost: int
+
+
 @dataclass(slots=True)
 class RequestStats:
     """One request in numbers; times in seconds since it was submitted. Complete when the stream has ended.
 
     num_cached_tokens: prompt tokens this request did not compute itself, whenever they were adopted.
+    num_computed_tokens: tokens whose KV it computed itself; what a pause took and it computed again counts
+    again.
     queue_time: until the first step that computed anything for it. first_token_time, total_time: until then.
-    num_preemptions, num_lost_tokens: pauses, and tokens whose KV had to be computed again because of them.
+    num_preemptions, num_lost_tokens: pauses, and tokens whose KV was taken because of them.
+    pauses: the last MAX_PAUSES_KEPT of them, oldest first.
     finish_reason: "stop", "length", "abort" (the client went away) or "error"; None while it lives.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
     num_output_tokens: int = 0
     queue_time: float | None = None
     first_token_time: float | None = None
     total_time: float | None = None
     num_preemptions: int = 0
     num_lost_tokens: int = 0
+    pauses: deque[Pause] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES_KEPT))
     finish_reason: str | None = None
 
     @property
@@ -182,6 +205,39 @@ class Request:
     def has_news(self) -> bool:
         """Whether its consumer would find something: tokens, an outcome, or its own cancellation."""
         return bool(self.tokens) or self.outcome is not None or self.cancelled is not None
+
+    @property
+    def status(self) -> str:
+        """ "waiting", "running", "paused" or "finished"."""
+        status: str = self.sequence.status.value
+        if self.outcome is not None:
+            return "finished"
+        # Between the return of its blocks and its outcome it still runs.
+        return "running" if status == "finished" else status
+
+    def progress(self, now: float) -> RequestStats:
+        """Any thread: the numbers so far, `total_time` included; the final ones once it has ended."""
+        stats, sequence = self.stats, self.sequence
+        if self.outcome is not None:
+            return stats
+        return replace(
+            stats,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_output_tokens=sequence.num_tokens - sequence.num_prompt_tokens,
+            total_time=now - self.arrived_at,
+            num_preemptions=sequence.num_preemptions,
+            num_lost_tokens=sequence.num_lost_tokens,
+            pauses=stats.pauses.copy(),  # the engine thread appends to its own
+        )
+
+    def note_preemption(self, preemption: Preemption, now: float) -> None:
+        """Engine thread: a step has taken blocks from this request, or has none for it."""
+        pauses = self.stats.pauses
+        if preemption.pauses or not pauses:
+            pauses.append(Pause(now - self.arrived_at, preemption.reason, preemption.num_lost_tokens))
+        else:
+            at, _, tokens_lost = pauses[-1]
+            pauses[-1] = Pause(at, preemption.reason, tokens_lost + preemption.num_lost_tokens)
 
     def conclude(self, outcome: str | RequestFailed, now: float) -> None:
         """Engine thread: complete the numbers, let the sampler go, and only then show the outcome."""

@@ -179,6 +179,8 @@ class StepLoop:
         except Exception as error:
             self._fail_all(error)
             return False
+        if plan.preemptions:
+            self._note_preemptions(plan)
         if not plan.chunks:
             return False
         try:
@@ -208,6 +210,12 @@ class StepLoop:
         if self._audits_every_step:
             self._audit()
         return True
+
+    def _note_preemptions(self, plan: StepPlan) -> None:
+        """What was taken stays taken, whatever becomes of the step."""
+        now = time.monotonic()
+        for preemption in plan.preemptions:
+            self._requests[preemption.sequence.sequence_id].note_preemption(preemption, now)
 
     def _build_batch(self, plan: StepPlan) -> RaggedBatch:
         """The plan as arrays; a chunk that samples brings its request's sampler."""
@@ -247,6 +255,7 @@ class StepLoop:
         requests = self._requests
         for chunk, sampled in zip(plan.chunks, drawn, strict=True):
             request = requests[chunk.sequence.sequence_id]
+            request.stats.num_computed_tokens += chunk.num_tokens
             if request.scheduled_at is None:
                 request.scheduled_at = entered_at
                 request.stats.queue_time = entered_at - request.arrived_at

@@ -37,16 +37,16 @@ def victims_in_order(running: Iterable[Sequence], taker: Sequence) -> list[Seque
     return still + moving
 
 
-def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> list[Sequence]:
+def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> dict[Sequence, int]:
     """Free tail blocks of the victims in turn until `num_blocks` are available, or nothing is left to take.
 
     What a victim keeps stays valid, and what it loses stays findable until it is overwritten. A shared block
     becomes available only when the last of those who share it lets go. So a first round takes only blocks
     with one reference; a second one, if that was not enough, also those that nobody but victims shares.
 
-    Returns: who lost blocks; the caller pauses them.
+    Returns: who lost blocks, and how many computed tokens with them; the caller pauses them.
     """
-    robbed: dict[Sequence, None] = {}
+    lost: dict[Sequence, int] = {}
     for shared_too in (False, True):
         held: Counter[Block] = Counter()
         if shared_too:
@@ -54,12 +54,11 @@ def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> list
         for victim in victims:
             lacking = num_blocks - cache.num_available
             if lacking <= 0:
-                return list(robbed)
+                return lost
             keep = _keep(victim, lacking, held)
             if keep < len(victim.block_table):
-                _take_tail(cache, victim, keep)
-                robbed[victim] = None
-    return list(robbed)
+                lost[victim] = lost.get(victim, 0) + _take_tail(cache, victim, keep)
+    return lost
 
 
 def _keep(victim: Sequence, lacking: int, held: Mapping[Block, int]) -> int:
@@ -77,7 +76,9 @@ def _keep(victim: Sequence, lacking: int, held: Mapping[Block, int]) -> int:
     return keep
 
 
-def _take_tail(cache: KVCache, victim: Sequence, keep_blocks: int) -> None:
+def _take_tail(cache: KVCache, victim: Sequence, keep_blocks: int) -> int:
     before = victim.num_computed_tokens
     cache.free_tail(victim, keep_blocks)
-    victim.num_lost_tokens += before - victim.num_computed_tokens
+    num_lost = before - victim.num_computed_tokens
+    victim.num_lost_tokens += num_lost
+    return num_lost

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from octavo.kv.kv_cache import KVCache
 from octavo.scheduler.limits import RequestTooLong, SchedulerConfig
-from octavo.scheduler.plan import ScheduledChunk, StepPlan
+from octavo.scheduler.plan import Preemption, PreemptionReason, ScheduledChunk, StepPlan
 from octavo.scheduler.preemption import take_tails, victims_in_order
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
@@ -16,11 +16,19 @@ _WATERMARK_DIVISOR = 100
 class _Draft:
     """A plan in the making."""
 
-    __slots__ = ("blocked", "chunks", "has_prompt", "missing_blocks", "preempted", "set_aside", "tokens_left")
+    __slots__ = (
+        "blocked",
+        "chunks",
+        "has_prompt",
+        "missing_blocks",
+        "preemptions",
+        "set_aside",
+        "tokens_left",
+    )
 
     def __init__(self, tokens_left: int, set_aside: set[Sequence]) -> None:
         self.chunks: list[ScheduledChunk] = []
-        self.preempted: dict[Sequence, None] = {}
+        self.preemptions: list[Preemption] = []
         self.tokens_left = tokens_left
         self.set_aside = set_aside  # generating and yet to be visited: one of `tokens_left` for each
         self.missing_blocks = 0  # blocks that visited sequences still need for tokens they know
@@ -47,6 +55,7 @@ class Scheduler:
     def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
         self.config = config
         self.num_preemptions = 0  # how often anybody was paused
+        self.num_lost_tokens = 0  # computed tokens that preemptions took, of everybody
         self.watermark = max(1, cache.num_blocks // _WATERMARK_DIVISOR)
         self._cache = cache
         self._waiting: dict[Sequence, None] = {}
@@ -126,7 +135,7 @@ class Scheduler:
             self._admit(draft, room=self.config.max_num_seqs - len(active))
 
         num_tokens = self.config.max_num_batched_tokens - draft.tokens_left
-        plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preempted), self._cache.copies)
+        plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preemptions), self._cache.copies)
         self._open_plan = plan if plan.chunks else None
         return plan
 
@@ -222,16 +231,15 @@ class Scheduler:
         needed = cache.blocks_for(end) - num_held
         if needed > cache.num_available:
             victims = victims_in_order(reversed(self._running), sequence)
-            for victim in take_tails(cache, victims, needed):
-                draft.preempted[victim] = None
+            for victim, num_lost in take_tails(cache, victims, needed).items():
                 draft.set_aside.discard(
                     victim
                 )  # it has more than one token to compute now, and not in this step
-                self._pause(victim)
+                self._preempt(victim, PreemptionReason.KV, num_lost, draft)
             end = min(end, (num_held + cache.num_available) * cache.block_size)
             if end <= start:
                 assert draft.chunks, f"{sequence} has outgrown the pool of {cache.num_blocks} blocks"
-                self._pause(sequence)
+                self._preempt(sequence, PreemptionReason.KV_FULL, 0, draft)
                 return False
         cache.allocate(sequence, end)
         cache.register(sequence, end)
@@ -243,10 +251,12 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         return True
 
-    def _pause(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, reason: PreemptionReason, num_lost: int, draft: _Draft) -> None:
         """Let a sequence stand still for lack of blocks. Who stands still already is not paused again."""
-        if sequence.status is SequenceStatus.PAUSED:
-            return
-        sequence.status = SequenceStatus.PAUSED
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
+        pauses = sequence.status is not SequenceStatus.PAUSED
+        draft.preemptions.append(Preemption(sequence, reason, num_lost, pauses))
+        self.num_lost_tokens += num_lost
+        if pauses:
+            sequence.status = SequenceStatus.PAUSED
+            sequence.num_preemptions += 1
+            self.num_preemptions += 1
