@@ -1,7 +1,7 @@
 """An engine whose tokens a test writes down: for endings and timings that a model cannot be made to show.
 
-It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation` and
-`Engine.longest_request`.
+It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation`, `EngineConfig`
+and `Engine.longest_request`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from octavo.engine.config import EngineConfig
 from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
 from octavo.engine.sampling_params import SamplingParams
 
@@ -26,6 +27,17 @@ class ScriptedGeneration:
     choice_index: int
     cache_salt: str
     cancelled: list[str] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        return "running" if self.stats.finish_reason is None else "finished"
+
+    def progress(self) -> RequestStats:
+        return self.stats
+
+    def output_token_ids(self, count: int) -> list[int]:
+        return self.output[:count]
 
     def cancel(self, reason: str = "abort") -> None:
         if not self.cancelled and self.stats.finish_reason is None:
@@ -41,6 +53,8 @@ class ScriptedGeneration:
                 continue
             if self.cancelled:
                 return
+            self.output += event.token_ids
+            self.stats.num_output_tokens = len(self.output)
             self.stats.finish_reason = event.finish_reason
             yield event
 
@@ -56,6 +70,7 @@ class ScriptedEngine:
     def reset(self, script: Callable[[int], Script], longest_request: int = 256) -> None:
         """As new, with another script."""
         self.script = script
+        self.config = EngineConfig()
         self.longest_request = longest_request
         self.generations: list[ScriptedGeneration] = []
         self.refusal: RequestRefused | None = None

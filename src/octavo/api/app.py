@@ -17,6 +17,7 @@ from octavo.api.errors import APIError, ErrorBoundary, answer
 from octavo.api.openai.chat import ChatCompletions
 from octavo.api.openai.completions import Completions
 from octavo.api.openai.unsupported import UnknownFields
+from octavo.api.request_records import RequestEndpoints
 from octavo.api.served_model import ServedModel
 from octavo.api.tokens import TokenEndpoints
 from octavo.engine.request import RequestFailed
@@ -63,6 +64,7 @@ def create_app(
     unknown_fields = UnknownFields()
     tokens = TokenEndpoints(served, unknown_fields)
     status = StatusEndpoints(served)
+    requests = RequestEndpoints(served)
 
     middleware = [Middleware(ErrorBoundary, log_content=log_content)]
     if api_key is not None:
@@ -81,6 +83,8 @@ def create_app(
         ),
         Route("/v1/models", status.models),
         Route("/v1/models/{name:path}", status.model),
+        Route("/v1/requests", requests.list),
+        Route("/v1/requests/{request_id}", requests.one),
         Route("/tokenize", tokens.tokenize, methods=post),
         Route("/detokenize", tokens.detokenize, methods=post),
         Route("/health", status.health),

@@ -214,7 +214,7 @@ class Tokenizer:
 
         skip_special: leave control tokens out; otherwise they appear as they are spelled.
         """
-        piece = self.token_bytes if skip_special else self._spoken_bytes
+        piece = self.token_bytes if skip_special else self.spoken_bytes
         return b"".join(map(piece, token_ids)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -231,7 +231,7 @@ class Tokenizer:
 
         Raises InvalidTokenId.
         """
-        return self._spoken_bytes(token_id).decode("utf-8", "replace")
+        return self.spoken_bytes(token_id).decode("utf-8", "replace")
 
     def token_id(self, spelling: str) -> int | None:
         """The id whose spelling in the vocabulary is exactly `spelling`, or None."""
@@ -244,7 +244,8 @@ class Tokenizer:
             raise InvalidTokenId(token_id, self.vocab_size)
         return self._kinds[token_id] in _HIDDEN_KINDS
 
-    def _spoken_bytes(self, token_id: int) -> bytes:
+    def spoken_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text in which control tokens appear as they are spelled."""
         return self._tokens[token_id].encode() if self.is_control(token_id) else self.token_bytes(token_id)
 
     def _work_out_bytes(self, token_id: int) -> bytes:
@@ -271,7 +272,7 @@ class Tokenizer:
         if not suspects:
             return
         # A word may have a token though one of its bytes alone has none.
-        lost = num_bytes - sum(len(self._spoken_bytes(token_id)) for token_id in ids)
+        lost = num_bytes - sum(len(self.spoken_bytes(token_id)) for token_id in ids)
         if lost and lossless:
             raise TextLost(lost, sorted(set(suspects)))
         if lost:

@@ -25,6 +25,7 @@ from octavo.api.openai.requests import GenerationRequest
 from octavo.api.openai.responses import PromptTokensDetails, Usage
 from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
+from octavo.engine.conversations import Owner
 from octavo.engine.request import RequestRefused
 from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
 
@@ -76,13 +77,16 @@ class Answer:
         params: SamplingParams,
         *,
         request_id: str,
+        created: int,
+        owner: Owner,
         cache_salt: str,
         prompt_param: str,
         limit_param: str = "max_tokens",
         default_max_tokens: int | None = None,
     ) -> None:
-        """Hand every choice to the engine, or none.
+        """Hand every choice to the engine, or none, and begin its record.
 
+        created: seconds since 1970. owner: who may see the record.
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
@@ -106,8 +110,16 @@ class Answer:
                     choice_index=choice_index,
                 )
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
+            self._served.records.open(
+                request_id,
+                owner,
+                self._prompts,
+                [choice.generation for choice in self._choices],
+                cache_salt=cache_salt,
+                created=created,
+            )
         except Exception as error:
-            self.cancel()
+            self.close()
             fits_alone = max(map(len, self._prompts)) < self._served.longest_request
             too_long = isinstance(error, RequestRefused) and error.code == "context_length_exceeded"
             at_fault = limit_param if too_long and fits_alone else prompt_param
@@ -123,21 +135,23 @@ class Answer:
             return params  # the refusal should speak of the prompt, not of a limit nobody asked for
         return replace(params, max_tokens=max(min(default, room), params.min_tokens, 1))
 
-    def cancel(self) -> None:
-        """End every choice that is still running. Idempotent."""
+    def close(self) -> None:
+        """End every choice that is still running, and the record. Idempotent."""
         for choice in self._choices:
             choice.generation.cancel()
+        seen = [choice.generation.output_token_ids(choice.num_tokens) for choice in self._choices]
+        self._served.records.close(self._request_id, seen)
 
     async def respond(self, request: Request, body: GenerationRequest, shape: Shape) -> Response:
         if body.stream:
             events = self._events(shape, include_usage=body.include_usage)
-            return EventStream(events, on_error=self._error_event, on_close=self.cancel)
+            return EventStream(events, on_error=self._error_event, on_close=self.close)
         try:
             whole = await until_disconnect(request.receive, collect(self._pieces(), len(self._choices)))
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:
-            self.cancel()
+            self.close()
         return Response(shape.whole(whole, self._usage()), media_type="application/json")
 
     async def _events(self, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:

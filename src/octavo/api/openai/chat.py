@@ -26,6 +26,7 @@ from octavo.api.openai.responses import (
     Usage,
 )
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
+from octavo.api.owner import owner_of
 from octavo.api.served_model import ServedModel
 from octavo.engine.sampling_params import SamplingParams
 
@@ -48,6 +49,8 @@ class ChatCompletions:
         choices.submit(
             params,
             request_id=shape.id,
+            created=shape.created,
+            owner=owner_of(request, body.user),
             cache_salt=body.cache_salt or "",
             prompt_param="messages",
             limit_param=body.limit_name,
@@ -72,7 +75,7 @@ class _ChatShape:
     def __init__(self, served: ServedModel, body: ChatCompletionRequest) -> None:
         self.id = new_id("chatcmpl")
         self._served = served
-        self._created = int(time.time())
+        self.created = int(time.time())
         self._with_logprobs = bool(body.logprobs)
         # With include_usage every chunk has the field, and only the last one a value.
         self._no_usage: UnsetType | None = None if body.include_usage else UNSET
@@ -95,7 +98,7 @@ class _ChatShape:
         return self._encoder.encode(
             ChatCompletion(
                 id=self.id,
-                created=self._created,
+                created=self.created,
                 model=self._served.id,
                 choices=[
                     ChatChoice(
@@ -120,5 +123,5 @@ class _ChatShape:
         self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None
     ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self.id, created=self._created, model=self._served.id, choices=choices, usage=usage
+            id=self.id, created=self.created, model=self._served.id, choices=choices, usage=usage
         )

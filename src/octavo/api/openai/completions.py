@@ -17,6 +17,7 @@ from octavo.api.openai.logprobs import completion_logprobs
 from octavo.api.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest, prompts_of
 from octavo.api.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
+from octavo.api.owner import owner_of
 from octavo.api.served_model import ServedModel
 from octavo.engine.sampling_params import SamplingParams
 
@@ -39,6 +40,8 @@ class Completions:
         choices.submit(
             params,
             request_id=shape.id,
+            created=shape.created,
+            owner=owner_of(request, body.user),
             cache_salt=body.cache_salt or "",
             prompt_param="prompt",
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
@@ -69,7 +72,7 @@ class _CompletionShape:
     def __init__(self, served: ServedModel, body: CompletionRequest, echoes: Sequence[str]) -> None:
         self.id = new_id("cmpl")
         self._served = served
-        self._created = int(time.time())
+        self.created = int(time.time())
         self._with_logprobs = body.logprobs is not None
         self._echoes = echoes
         self._no_usage: UnsetType | None = None if body.include_usage else UNSET
@@ -109,5 +112,5 @@ class _CompletionShape:
 
     def _body(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
         return self._encoder.encode(
-            Completion(id=self.id, created=self._created, model=self._served.id, choices=choices, usage=usage)
+            Completion(id=self.id, created=self.created, model=self._served.id, choices=choices, usage=usage)
         )
