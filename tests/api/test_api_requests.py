@@ -147,6 +147,21 @@ def test_a_key_that_nobody_asked_for_owns_nothing(scripted: Scripted, tokenizer:
         assert ids(same) == [request_id]
 
 
+def test_only_a_proxy_on_this_machine_may_name_another_address(
+    scripted: Scripted, tokenizer: Tokenizer
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
+    with from_address(client, "127.0.0.2") as victim:
+        request_id = ask(victim)
+    named = {"X-Forwarded-For": "127.0.0.2"}
+    with from_address(client, "127.0.0.3", headers=named) as liar:
+        assert ids(liar) == []
+    with from_address(client, "127.0.0.1", headers=named) as proxy:
+        assert ids(proxy) == [request_id]
+    with from_address(client, "127.0.0.1", headers={"X-Forwarded-For": "127.0.0.2, 127.0.0.3"}) as proxy:
+        assert ids(proxy) == []
+
+
 def test_the_last_finished_ones_are_kept(scripted: Scripted, tokenizer: Tokenizer) -> None:
     client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
     asked = [ask(client, user=f"{number % 2}") for number in range(MAX_FINISHED_OF_ACCOUNT + 2)]

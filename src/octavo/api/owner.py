@@ -14,7 +14,9 @@ def owner_of(request: Request, user: str | None) -> Owner:
     """The owner of an HTTP request whose `user` field, or query parameter, says `user`; "" is none.
 
     Only a key that the server asked for counts: without one, clients send whatever their library wants, and
-    two of them may send the same.
+    two of them may send the same. The address is that of the connection, or what a proxy on this machine says
+    in X-Forwarded-For (uvicorn's rule; FORWARDED_ALLOW_IPS names other proxies): behind one that says nothing
+    everybody is one owner.
     """
     key_digest = request.scope.get(KEY_DIGEST)
     if key_digest is not None:
