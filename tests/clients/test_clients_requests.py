@@ -211,3 +211,16 @@ def test_t25_a_request_is_known_while_it_runs_and_after_its_client_has_left(smol
         # What came after the client had left is no part of the conversation.
         again = ask(client, letters(9, 40), user="t25")
         assert told(client, again["id"], user="t25")["prefix"]["broke_at"] is None
+
+
+def test_another_address_cannot_flush_what_one_has_asked(tiny_model_path: Path) -> None:
+    """Whose content goes is decided by whose it is: the API key's, else the client's address's."""
+    with ServerProcess(tiny_model_path, "--kv-cache-memory", "1MiB") as server:
+        chat = letters(1, 96)
+        with at_address(server, "127.0.0.2") as home, at_address(server, "127.0.0.3") as agent:
+            ask(home, chat)
+            for number in range(60):
+                ask(agent, letters(number + 2, 150))
+            found = ask(home, chat)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert found == 95
+        assert server.metric("kv_blocks_free") < server.metric("kv_blocks_total") / 10

@@ -208,12 +208,15 @@ class Engine:
         *,
         request_id: str | None = None,
         cache_salt: str = "",
+        owner: str = "",
+        background: bool = False,
         choice_index: int = 0,
     ) -> Generation:
         """Queue one choice. Choices of one prompt are submitted one by one and share its blocks.
 
         request_id: for the log; need not be unique. cache_salt: prompts share blocks only under an equal
-        salt.
+        salt. owner, background: whose cached content the request's is, and whether nobody waits for it, when
+        some must be forgotten (`EvictionOrder`).
         choice_index: the choice's own random stream under an equal seed.
 
         Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
@@ -234,7 +237,7 @@ class Engine:
         sequence_id = str(next(self._ids))
         request = Request(
             request_id if request_id is not None else sequence_id,
-            Sequence(sequence_id, prompt_token_ids, salt=cache_salt),
+            Sequence(sequence_id, prompt_token_ids, salt=cache_salt, owner=owner, background=background),
             sampler,
             max_output_tokens=params.max_tokens if params.max_tokens is not None else limit - num_prompt,
             min_tokens=params.min_tokens,

@@ -86,7 +86,7 @@ class Answer:
     ) -> None:
         """Hand every choice to the engine, or none, and begin its record.
 
-        created: seconds since 1970. owner: who may see the record.
+        created: seconds since 1970. owner: who may see the record, and whose account pays for cached blocks.
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
@@ -107,6 +107,7 @@ class Answer:
                     self._with_limit(params, len(token_ids), default_max_tokens),
                     request_id=request_id if count == 1 else f"{request_id}-{index}",
                     cache_salt=cache_salt,
+                    owner=owner.account.hex(),
                     choice_index=choice_index,
                 )
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
