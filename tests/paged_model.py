@@ -70,6 +70,11 @@ class PagedModel:
             sampled.append(self._sample(wanted[-1]) if chunk.samples else None)
         return sampled
 
+    def release(self, block_ids: list[int]) -> None:
+        """Give the pages of these blocks back: what stood in them is gone."""
+        gone = set(block_ids)
+        self._slots = {slot: content for slot, content in self._slots.items() if slot[0] not in gone}
+
     def _copy(self, plan: StepPlan) -> None:
         destinations = {copy.destination for copy in plan.copies}
         assert len(destinations) == len(plan.copies), "a block is copied to twice"
@@ -127,6 +132,8 @@ class PagedServer:
 
     def plan(self) -> StepPlan:
         """Plan a step; `end` or `fail` must follow if it has chunks."""
+        self.model.release(self.cache.pages.retire(self.cache.num_blocks))
+        self.audit()
         plan = self.scheduler.step()
         planned = [chunk.sequence for chunk in plan.chunks]
         assert len(set(planned)) == len(planned)
@@ -169,6 +176,28 @@ class PagedServer:
                 return
             assert self.step().chunks, "there is work, and nothing is planned"
         raise AssertionError(f"not finished after {max_steps} steps")
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that the longest request here may come to need: the pool must not be made smaller."""
+        return max(
+            (
+                self.cache.blocks_for(sequence.num_prompt_tokens + max_tokens)
+                for sequence, max_tokens in self._max_tokens.items()
+            ),
+            default=1,
+        )
+
+    def resize(self, num_blocks: int) -> None:
+        """Between steps, give the pool another size; what is in use leaves when it is returned."""
+        self.cache.pages.resize(num_blocks)
+        self.audit()
+
+    def give_back(self, num_unused: int, num_cached: int) -> None:
+        """Between steps, give the pages of cold blocks back."""
+        pages = self.cache.pages
+        self.model.release(pages.give_back_unused(num_unused) + pages.give_back_cached(num_cached))
+        self.audit()
 
     def finish(self, sequence: Sequence) -> None:
         """Let a request go, as the engine does when it is complete or its client has gone."""

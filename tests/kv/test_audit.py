@@ -180,6 +180,48 @@ def let_a_partial_block_go_on(books: Books) -> None:
     node.tokens = (20, 21, 22)
 
 
+def count_pages_twice(books: Books) -> None:
+    books.cache._pool.num_touched += 1
+
+
+def forget_that_a_block_was_touched(books: Books) -> None:
+    books.blocks[0].touched = False
+    books.cache._pool.num_touched -= 1
+
+
+def put_pages_behind_none(books: Books) -> None:
+    pool = books.cache._pool
+    last = list(pool.free_list())[-1]
+    last.touched = True
+    pool.num_touched += 1
+
+
+def retire_a_block_and_keep_it(books: Books) -> None:
+    pool = books.cache._pool
+    pool._retired.append(books.front)
+
+
+def retire_a_block_twice(books: Books) -> None:
+    pool = books.cache._pool
+    books.cache.pages.resize(9)
+    books.cache.pages.retire(1)
+    pool._retired.append(pool._retired[0])
+
+
+def retire_a_block_with_pages(books: Books) -> None:
+    pool = books.cache._pool
+    books.cache.pages.resize(9)
+    books.cache.pages.retire(1)
+    pool._retired[0].touched = True
+
+
+def lose_a_block_that_left(books: Books) -> None:
+    pool = books.cache._pool
+    books.cache.pages.resize(9)
+    books.cache.pages.retire(1)
+    pool.num_blocks -= 1
+
+
 def forget_who_writes(books: Books) -> None:
     books.cache._writes_after.clear()
 
@@ -217,6 +259,13 @@ FAULTS: list[tuple[Callable[[Books], None], str]] = [
     (lose_the_name_of_a_full_block, "block 1 cannot be found by others"),
     (write_on_a_partial_block, "found with 1 tokens, and in a block table"),
     (let_a_partial_block_go_on, "stands for 3 tokens and is no leaf of committed ones"),
+    (count_pages_twice, "8 blocks with pages counted, there are 7"),
+    (forget_that_a_block_was_touched, "its pages are said to be untouched"),
+    (put_pages_behind_none, "has pages and would be taken after"),
+    (retire_a_block_and_keep_it, "is on the free list"),
+    (retire_a_block_twice, "left the pool twice"),
+    (retire_a_block_with_pages, "has left the pool and still holds something"),
+    (lose_a_block_that_left, "used blocks are not 8, or these are not all but 1 of 10"),
     (forget_who_writes, "who writes after which block do not agree"),
     (mistake_what_is_written_after, "block 2 cannot be found|said to write after another block"),
 ]

@@ -158,6 +158,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.here: list[Sequence] = []
         self.step: dict[Sequence, int] = {}
         self.before: dict[Sequence, int] = {}
+        # Blocks that somebody has held since their pages were last given back.
+        self.with_pages: set[int] = set()
 
     @rule(target=sequences, salt=SALTS, prompt=st.lists(TOKENS, min_size=1, max_size=9))
     def arrive(self, salt: str, prompt: list[int]) -> Sequence:
@@ -222,12 +224,51 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.free(sequence)
         self.here.remove(sequence)
 
+    @rule(unused=st.integers(0, 4), cached=st.integers(0, 4))
+    def give_back(self, unused: int, cached: int) -> None:
+        """Between steps, some cold blocks lose their pages: as many as there are."""
+        self.commit()
+        pages = self.cache.pages
+        num_unused, num_cached, num_used = pages.num_unused, self.cache.num_cached, self.cache.num_used
+        given = pages.give_back_unused(unused)
+        assert len(given) == min(unused, num_unused)
+        given += pages.give_back_cached(cached)
+        assert len(given) == min(unused, num_unused) + min(cached, num_cached)
+        assert self.cache.num_used == num_used
+        self._release(given)
+
+    @rule(size=st.integers(1, 14), most=st.integers(0, 20))
+    def resize(self, size: int, most: int) -> None:
+        """Between steps, the pool gets another size; of what is to leave, some leaves now."""
+        self.commit()
+        before = self.cache.num_blocks
+        self.cache.pages.resize(size)
+        assert self.cache.num_blocks == max(before, size)
+        self._release(self.cache.pages.retire(most))
+        assert self.cache.num_blocks >= size
+        if most >= before:
+            assert self.cache.num_blocks == max(size, self.cache.num_used)
+
+    def _release(self, given: list[int]) -> None:
+        """The pages of these go back: they had some, and nobody needs them."""
+        assert set(given) <= self.with_pages - self._in_use()
+        assert len(set(given)) == len(given)
+        self.with_pages -= set(given)
+
+    def _in_use(self) -> set[int]:
+        return {block_id for sequence in self.here for block_id in sequence.block_table.block_ids}
+
     @invariant()
     def books_add_up(self) -> None:
         self.cache.audit(self.here)
         assert self.cache.prefix_hits <= self.cache.prefix_queries
         for sequence in self.here:
             assert 0 <= sequence.num_cached_tokens <= sequence.num_prompt_tokens
+
+    @invariant()
+    def pages_are_where_somebody_was(self) -> None:
+        self.with_pages |= self._in_use()
+        assert self.with_pages == {block.block_id for block in self.cache._pool.blocks() if block.touched}
 
     @invariant()
     def between_steps_no_content_is_there_twice(self) -> None:

@@ -86,6 +86,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.plan()
             self.end_step()
 
+    @rule(num_blocks=st.integers(1, 20))
+    def resize(self, num_blocks: int) -> None:
+        """The pool grows, or shrinks as far as those who are here allow."""
+        self.end_step()
+        self.server.resize(max(num_blocks, self.server.least_blocks))
+
+    @rule(unused=st.integers(0, 20), cached=st.integers(0, 20))
+    def give_back(self, unused: int, cached: int) -> None:
+        self.end_step()
+        self.server.give_back(unused, cached)
+
     @rule(sequence=sequences)
     def hold(self, sequence: Sequence) -> None:
         # Who has not begun has nothing that a client could fail to read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from octavo.kv.layout import PAGE_BYTES
@@ -20,8 +21,9 @@ class Arena:
         | extent 0 | extent 1 | extent 2 | ... | extent num_blocks - 1 |
           resident   resident   never touched: costs nothing yet
 
-    The system gives a page when it is first written. Nothing is reserved in the system's accounts
-    (MAP_NORESERVE), and huge pages are refused: one touched block must not make 2 MiB resident. Linux only.
+    The system gives a page when it is first written, and takes it back by `release`. Nothing is reserved in
+    the system's accounts (MAP_NORESERVE), so the mapping may be larger than the pool that uses it, for the
+    pool to grow into. Huge pages are refused: one touched block must not make 2 MiB resident. Linux only.
 
     Raises: ValueError, if `extent_bytes` is not whole pages or a size is not positive; OSError, if the system
         refuses the mapping.
@@ -51,7 +53,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Size of the mapping, bytes: what the memory budget is charged."""
+        """Size of the mapping, bytes of address space."""
         return self.extent_bytes * self.num_blocks
 
     def copy(self, source: int, destination: int) -> None:
@@ -68,12 +70,32 @@ class Arena:
         to, of = (self.address + block * self.extent_bytes for block in (destination, source))
         ctypes.memmove(to, of, self.extent_bytes)
 
-    def resident_bytes(self) -> int:
-        """How much of the arena takes physical memory now, bytes, as mincore(2) sees it."""
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Give the pages of these extents back to the system; they read as zeros until written again.
+
+        Extents side by side go in one call. The caller sees to it that no kernel is at work on them.
+        Raises: ValueError once closed, and for an id that is no extent, before anything is released.
+        Cost: 30 microseconds for 360 KB that were touched.
+        """
+        wanted = sorted(block_ids)
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < self.num_blocks:
+            raise ValueError(f"extents {wanted[0]} to {wanted[-1]} are not among {self.num_blocks}")
+        for first, end in _runs(wanted):
+            # Not through ctypes, which would let go of the interpreter lock for every call.
+            self._mapping.madvise(
+                mmap.MADV_DONTNEED, first * self.extent_bytes, (end - first) * self.extent_bytes
+            )
+
+    def resident_bytes(self, num_blocks: int | None = None) -> int:
+        """How much of the first `num_blocks` extents (None: of all) takes physical memory now, bytes, as
+        mincore(2) sees it. 0 once closed."""
+        if self._mapping.closed:
+            return 0
+        end = self.nbytes if num_blocks is None else num_blocks * self.extent_bytes
         libc = ctypes.CDLL(None, use_errno=True)
         num_pages = 0
-        for offset in range(0, self.nbytes, _MINCORE_WINDOW):
-            length = min(_MINCORE_WINDOW, self.nbytes - offset)
+        for offset in range(0, end, _MINCORE_WINDOW):
+            length = min(_MINCORE_WINDOW, end - offset)
             pages = (ctypes.c_ubyte * (length // PAGE_BYTES))()
             start = ctypes.c_void_p(self.address + offset)
             if libc.mincore(start, ctypes.c_size_t(length), pages) != 0:
@@ -94,3 +116,16 @@ class Arena:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _runs(ids: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each run of ids that follow each other; `ids` in order."""
+    first = end = -1
+    for one in ids:
+        if one != end:
+            if first < end:
+                yield first, end
+            first = one
+        end = one + 1
+    if first < end:
+        yield first, end

@@ -29,7 +29,8 @@ def audit(
     pinned: Iterable[Block],
 ) -> None:
     """Prove that free + used + cached == total, that references are right, that index and chains agree, and
-    that what may be forgotten is what nobody refers to, from its leaves.
+    that what may be forgotten is what nobody refers to, from its leaves, and that pages are where the pool
+    believes them.
 
     Args:
         chained: whether full computed blocks must be in the index.
@@ -39,6 +40,7 @@ def audit(
     Cost: O(num_blocks + tokens of all sequences). For idle moments, and for each step under test.
     """
     _audit_free_list(pool)
+    _audit_pages(pool)
     _audit_references(pool, sequences, pinned)
     held = {block for sequence in sequences for block in sequence.block_table.blocks}
     _audit_index(pool, index, block_size, held)
@@ -55,9 +57,9 @@ def _audit_free_list(pool: BlockPool) -> None:
     for older, newer in pairwise(listed):
         if newer.older is not older:
             raise AuditError(f"{newer} does not point back at {older}")
-    free = set(listed)
+    free, retired = set(listed), set(pool.retired())
     for block in pool.blocks():
-        if (block.ref_count == 0 and block.node is None) != (block in free):
+        if (block.ref_count == 0 and block.node is None and block not in retired) != (block in free):
             raise AuditError(f"{block} is {'on' if block in free else 'not on'} the free list")
     if pool.num_free != len(listed):
         raise AuditError(f"{pool.num_free} free blocks counted, {len(listed)} listed")
@@ -75,6 +77,25 @@ def _audit_cached(pool: BlockPool) -> None:
         raise AuditError(f"{len(wanted)} cached leaves, {len(leaves)} can be chosen to be forgotten")
 
 
+def _audit_pages(pool: BlockPool) -> None:
+    """What holds something has pages, what has left has none; free blocks without pages are taken last."""
+    retired = pool.retired()
+    if len(set(retired)) < len(retired):
+        raise AuditError("a block has left the pool twice")
+    for block in retired:
+        if block.ref_count or block.node is not None or block.touched:
+            raise AuditError(f"{block} has left the pool and still holds something")
+    for block in pool.blocks():
+        if not block.touched and (block.ref_count or block.node is not None):
+            raise AuditError(f"{block} holds something, and its pages are said to be untouched")
+    num_touched = sum(block.touched for block in pool.blocks())
+    if pool.num_touched != num_touched:
+        raise AuditError(f"{pool.num_touched} blocks with pages counted, there are {num_touched}")
+    for block, following in pairwise(pool.free_list()):
+        if following.touched and not block.touched:
+            raise AuditError(f"{following} has pages and would be taken after {block}, which has none")
+
+
 def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: Iterable[Block]) -> None:
     references: Counter[Block] = Counter(pinned)
     for sequence in sequences:
@@ -89,10 +110,11 @@ def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: I
         if block.ref_count != references[block]:
             raise AuditError(f"{block} has {references[block]} references from sequences")
     num_used = sum(block.ref_count > 0 for block in blocks)
-    if not pool.num_free + pool.num_cached + num_used == len(blocks) == pool.num_blocks:
+    num_here = len(blocks) - len(pool.retired())
+    if not pool.num_free + pool.num_cached + num_used == num_here == pool.num_blocks:
         raise AuditError(
             f"{pool.num_free} free + {pool.num_cached} cached + {num_used} used blocks "
-            f"are not {pool.num_blocks}"
+            f"are not {pool.num_blocks}, or these are not all but {len(pool.retired())} of {len(blocks)}"
         )
     num_shared = sum(block.ref_count > 1 for block in blocks)
     if pool.num_shared != num_shared:

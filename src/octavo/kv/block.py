@@ -17,14 +17,19 @@ class Block:
         ref_count == 0, node is not None       cached: found by its content, forgotten when its turn comes
         ref_count == 0, node is None           free: on the free list
 
-    Only `BlockPool` changes `ref_count` and the links; only `PrefixIndex` changes `node`.
+    or *retired*: an extent that the pool has been shrunk by, on no list, without content and pages.
+
+    `touched`: its pages may take physical memory, because it was handed out since they were last given back.
+
+    Only `BlockPool` changes `ref_count`, `touched` and the links; only `PrefixIndex` changes `node`.
     """
 
-    __slots__ = ("block_id", "newer", "node", "older", "ref_count")
+    __slots__ = ("block_id", "newer", "node", "older", "ref_count", "touched")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
+        self.touched = False
         self.node: PrefixNode | None = None
         # The intrusive links of the free list. A block that is on no list points at itself.
         self.older: Block = self

@@ -9,6 +9,7 @@ from octavo.kv.audit import AuditError, audit
 from octavo.kv.block import Block
 from octavo.kv.block_table import BlockTable
 from octavo.kv.pool import BlockPool
+from octavo.kv.pool_pages import PoolPages
 from octavo.kv.prefix_index import PrefixIndex, PrefixNode, common_start
 
 
@@ -131,7 +132,6 @@ class KVCache:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, it must be at least 1")
-        self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         # Prompt tokens ever looked for, once a sequence, and those of them that it did not compute itself.
@@ -139,6 +139,7 @@ class KVCache:
         self.prefix_hits = 0
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, forget=self._index.forget, block_order=block_order, quotas=quotas)
+        self.pages = PoolPages(self._pool)
         self._adoptions: list[Adoption] = []
         self._merges: list[Merge] = []
         # Blocks whose start was copied for somebody to go on in.
@@ -154,9 +155,20 @@ class KVCache:
     # How much there is.
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool; more than `target_blocks` while blocks that are to leave it are in use."""
+        return self._pool.num_blocks
+
+    @property
+    def target_blocks(self) -> int:
+        """Blocks that the pool is to have."""
+        return self.pages.target
+
+    @property
     def capacity_tokens(self) -> int:
-        """Tokens of the longest sequence that the pool holds, beside what is pinned."""
-        return (self.num_blocks - self.num_pinned) * self.block_size
+        """Tokens of the longest sequence that the pool holds beside what is pinned, once it has shrunk to its
+        target."""
+        return (self.target_blocks - self.num_pinned) * self.block_size
 
     @property
     def num_used(self) -> int:

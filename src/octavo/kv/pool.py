@@ -26,8 +26,9 @@ class BlockPool:
                                    `EvictionOrder` says whose turn it is
 
     Free blocks are a doubly linked list between two sentinels that spare every operation its branches. The
-    last returned is the first taken, so that pages already touched are used again before new ones. Content is
-    forgotten when a block is needed, and no sooner. No block is set aside as "null".
+    last returned is the first taken, and those whose pages went back to the system (`put_back`) are last of
+    all, so that pages already touched are used again before new ones. Content is forgotten when a block is
+    needed, and no sooner. No block is set aside as "null".
 
     Args:
         num_blocks: size of the pool.
@@ -55,7 +56,9 @@ class BlockPool:
         self.num_free = num_blocks
         self.num_shared = 0
         self.eviction = EvictionOrder(num_blocks, quotas)
+        self.num_touched = 0
         self._forget = forget
+        self._retired: list[Block] = []
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._front = Block(-1)
         self._back = Block(-1)
@@ -90,15 +93,18 @@ class BlockPool:
         self.eviction.clock += count
         taken = []
         for _ in range(count):
-            if self.num_free:
-                block = self._front.newer
-                self._unlink(block)
-                self.num_free -= 1
-            else:
-                block = self._forget_coldest()
+            block = self._first_free() if self.num_free else self._forget_coldest()
             block.ref_count = 1
             taken.append(block)
         return taken
+
+    def _first_free(self) -> Block:
+        block = self._front.newer
+        self._unlink(block)
+        self.num_free -= 1
+        self.num_touched += not block.touched
+        block.touched = True
+        return block
 
     def _forget_coldest(self) -> Block:
         node = self.eviction.coldest()
@@ -146,9 +152,67 @@ class BlockPool:
                     self._insert_before(self._front.newer, block)
                     self.num_free += 1
 
+    # Pages go back, and the pool grows and shrinks: see `PoolPages`.
+
+    @property
+    def num_free_touched(self) -> int:
+        """Free blocks whose pages may take memory; `take` hands them out before other free ones."""
+        return self.num_touched - self.num_used - self.num_cached
+
+    def withdraw(self, num_free: int, num_cached: int) -> list[Block]:
+        """Hand out so many free blocks and then so many cached ones, as `take` would choose them, but not to
+        be written: that is no use of the pool, by which the age of content is counted.
+
+        Returns: blocks with ref_count 1 and no content, for `put_back` or `retire`.
+        """
+        taken = [self._first_free() for _ in range(num_free)]
+        taken += [self._forget_coldest() for _ in range(num_cached)]
+        for block in taken:
+            block.ref_count = 1
+        return taken
+
+    def put_back(self, blocks: Iterable[Block]) -> None:
+        """Return withdrawn blocks, whose pages go back to the system, behind all that are free."""
+        for block in blocks:
+            self._give_up_pages(block)
+            self._insert_before(self._back, block)
+            self.num_free += 1
+
+    def retire(self, blocks: Iterable[Block]) -> None:
+        """As `put_back`, but these leave the pool, which is smaller from now on."""
+        for block in blocks:
+            self._give_up_pages(block)
+            self._retired.append(block)
+            self.num_blocks -= 1
+        self.eviction.num_blocks = self.num_blocks
+
+    def grow(self, count: int) -> None:
+        """Add free blocks without pages: retired ones, then such with ids that are new."""
+        for _ in range(count):
+            if self._retired:
+                block = self._retired.pop()
+            else:
+                block = Block(len(self._blocks))
+                self._blocks.append(block)
+            self._insert_before(self._back, block)
+        self.num_free += count
+        self.num_blocks += count
+        self.eviction.num_blocks = self.num_blocks
+
+    def _give_up_pages(self, block: Block) -> None:
+        assert block.ref_count == 1, f"{block} is not in one hand"
+        assert block.node is None, f"{block} has content to lose"
+        block.ref_count = 0
+        self.num_touched -= block.touched
+        block.touched = False
+
     def blocks(self) -> Sequence[Block]:
-        """Every block, by id. For the audit."""
+        """Every block there ever was, by id, retired ones too. For the audit."""
         return self._blocks
+
+    def retired(self) -> Sequence[Block]:
+        """Blocks that the pool was shrunk by and has not grown by again. For the audit."""
+        return self._retired
 
     def free_list(self) -> Iterator[Block]:
         """The free list from its front; at most num_blocks + 1 steps, if it is broken. For the audit."""

@@ -56,7 +56,6 @@ class Scheduler:
         self.config = config
         self.num_preemptions = 0  # how often anybody was paused
         self.num_lost_tokens = 0  # computed tokens that preemptions took, of everybody
-        self.watermark = max(1, cache.num_blocks // _WATERMARK_DIVISOR)
         self._cache = cache
         self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
@@ -64,6 +63,11 @@ class Scheduler:
         self._open_plan: StepPlan | None = None
 
     # Who is here.
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that an admission leaves to those who are here."""
+        return max(1, self._cache.target_blocks // _WATERMARK_DIVISOR)
 
     @property
     def limit(self) -> int:
