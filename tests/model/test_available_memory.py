@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from octavo.model.available_memory import MemoryRefused, available_memory
+from octavo.model.available_memory import (
+    MemoryRefused,
+    available_memory,
+    cgroup_directories,
+    machine_memory,
+    memory_shortage,
+)
 from octavo.model.gguf import GGUFFile
 from octavo.model.model import Model
 from octavo.model.weights import packed_bytes
@@ -62,7 +68,32 @@ def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_this_machine_says_something_sensible() -> None:
-    assert 0 < available_memory() < 1 << 50
+    assert 0 < available_memory() <= machine_memory() < 1 << 50
+    assert memory_shortage(0.0) == 0
+    assert memory_shortage(1.0) > 0
+
+
+def test_a_shortage_is_what_is_lacking_to_a_share_of_the_tightest_level(tmp_path: Path) -> None:
+    proc, mount = machine(tmp_path, "0::/people/octavo\n")
+    kib = 1024
+    assert machine_memory(proc) == 16_000 * kib
+    assert memory_shortage(0.5, proc, mount) == 0
+    assert memory_shortage(0.75, proc, mount) == 4_000 * kib
+    write(mount / "people", memory__max="1000000\n", memory__current="900000\n")
+    write(mount / "people", memory__stat="inactive_file 50000\n")
+    assert memory_shortage(0.1, proc, mount) == 0
+    assert memory_shortage(0.2, proc, mount) == 200_000 - 150_000
+    write(mount / "people/octavo", memory__max="1000\n", memory__current="2000\n")
+    assert memory_shortage(0.1, proc, mount) == 1_100
+
+
+def test_the_groups_that_account_for_us_are_found_up_to_a_containers_own_root(tmp_path: Path) -> None:
+    proc, mount = machine(tmp_path, "3:memory:/docker/abc\n0::/people/octavo\n")
+    write(mount / "people/octavo", memory__current="1\n")
+    write(mount / "people", memory__current="1\n")
+    assert cgroup_directories(proc, mount) == [mount / "people/octavo", mount / "people"]
+    write(mount, memory__current="1\n")
+    assert cgroup_directories(proc, mount)[-1] == mount
 
 
 @pytest.mark.parametrize(

@@ -49,36 +49,76 @@ def available_memory(proc: Path = Path("/proc"), cgroup_mount: Path = Path("/sys
     return max(free, 0)
 
 
+def machine_memory(proc: Path = Path("/proc")) -> int:
+    """Bytes of physical memory, whoever may use them. Raises: OSError if the system does not say."""
+    return _meminfo(proc).get("MemTotal", 0)
+
+
+def memory_shortage(
+    share: float, proc: Path = Path("/proc"), cgroup_mount: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Bytes that would have to be given back until `share` of the machine, and of each control group with a
+    limit that this process is in, can be taken by others; 0 if that is so.
+
+    Raises: OSError if the system does not say (no /proc/meminfo).
+    """
+    levels = [(machine_memory(proc), machine_memory(proc) - _meminfo_available(proc))]
+    levels += _cgroup_levels(proc, cgroup_mount)
+    return max(0, *(int(limit * share) - (limit - usage) for limit, usage in levels))
+
+
 def _meminfo_available(proc: Path) -> int:
+    fields = _meminfo(proc)
+    return fields.get("MemAvailable", fields.get("MemFree", 0))
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
     fields = {}
     for line in (proc / "meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
         fields[name] = int(rest.split()[0]) * 1024
-    return fields.get("MemAvailable", fields.get("MemFree", 0))
+    return fields
 
 
-def _cgroup_levels(proc: Path, mount: Path) -> list[tuple[int, int]]:
-    """(limit, usage) in bytes for each level that has a limit, version 1 and 2 alike."""
+def cgroup_directories(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Directories of the version 2 groups that this process is in, its own first.
+
+    Without the root of all groups, which accounts for nothing; a container's own root does.
+    """
+    groups = _memory_groups(proc, mount)
+    return [path for version, path in groups if version == 2 and (path / "memory.current").exists()]
+
+
+def _memory_groups(proc: Path, mount: Path) -> list[tuple[int, Path]]:
+    """(version, directory) of each group that accounts for this process's memory, up to the mount itself."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    levels = []
+    groups = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, limit_name, usage_name = mount, "memory.max", "memory.current"
+            version, root = 2, mount
         elif "memory" in controllers.split(","):
-            root, limit_name, usage_name = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            version, root = 1, mount / "memory"
         else:
             continue
         # Inside a container the path may name directories that only the host sees; then the mount itself is
         # ours.
-        for relative in [PurePosixPath(path.lstrip("/")), *PurePosixPath(path.lstrip("/")).parents]:
-            directory = root / relative
-            limit, usage = _read_bytes(directory / limit_name), _read_bytes(directory / usage_name)
-            if limit is not None and usage is not None and limit < UNLIMITED:
-                levels.append((limit, usage - _droppable(directory)))
+        relatives = [PurePosixPath(path.lstrip("/")), *PurePosixPath(path.lstrip("/")).parents]
+        groups += [(version, root / relative) for relative in relatives]
+    return groups
+
+
+def _cgroup_levels(proc: Path, mount: Path) -> list[tuple[int, int]]:
+    """(limit, usage) in bytes for each level that has a limit, version 1 and 2 alike."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+    levels = []
+    for version, directory in _memory_groups(proc, mount):
+        limit, usage = (_read_bytes(directory / name) for name in names[version])
+        if limit is not None and usage is not None and limit < UNLIMITED:
+            levels.append((limit, usage - _droppable(directory)))
     return levels
 
 
