@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.engine.engine import Engine, EngineConfig
+from octavo.engine.memory_pressure import PressureSources
 from octavo.kv.arena import Arena
 from octavo.kv.layout import KVLayout
 from octavo.model.batch import RaggedBatch
@@ -259,6 +260,7 @@ def running_engine(
     eos: frozenset[int] = frozenset(),
     block_order: Sequence[int] | None = None,
     start: bool = True,
+    pressure: PressureSources | None = None,
     **config: int | float | bool | str | None,
 ) -> Iterator[Engine]:
     """An engine over a fake model, closed at the end: a leaked block fails the test that leaked it."""
@@ -268,6 +270,7 @@ def running_engine(
         FakeTokenizer(eos),
         EngineConfig(**config),  # type: ignore[arg-type]
         block_order=block_order,
+        pressure=pressure,
     )
     if start:
         engine.start()

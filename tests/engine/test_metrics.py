@@ -14,6 +14,7 @@ from engine.fake_model import FakeModel, running_engine
 from engine.reading import params, read, read_all
 from octavo.engine.engine import Engine
 from octavo.engine.generation import Generation
+from octavo.engine.kv_memory import RELEASE_REASONS
 from octavo.engine.metrics import Histogram, StepTimes
 
 
@@ -93,6 +94,26 @@ def test_counters_and_histograms_after_a_known_load() -> None:
         assert numbers[f"octavo:{name}_bucket le=+Inf"] == count
         assert numbers[f"octavo:{name}_sum"] > 0
     assert numbers["octavo:engine_steps_total"] == len(engine.metrics.step_times.steps())
+
+
+def test_memory_is_told_as_it_is_and_as_it_may_be() -> None:
+    with running_engine(num_blocks_override=18) as engine:
+        numbers = scrape(engine)
+        assert numbers["octavo:kv_cache_budget_bytes"] == 18 * 4096
+        assert numbers["octavo:kv_cache_resident_bytes"] == 0
+        read(engine.submit([1] * 40, params(8)))
+        assert scrape(engine)["octavo:kv_cache_resident_bytes"] == 3 * 4096
+        engine.resize_kv_cache(5 * 4096 + 1)
+        engine.release_kv_cache()
+        numbers = scrape(engine)
+    assert numbers["octavo:kv_cache_budget_bytes"] == 5 * 4096 + 1
+    assert numbers["octavo:kv_cache_resident_bytes"] == 0
+    assert numbers["octavo:kv_blocks_total"] == 5
+    assert numbers["octavo:cache_config_info block_size=16 kv_cache_dtype=f16 num_blocks=5"] == 1
+    released = {
+        reason: numbers[f"octavo:kv_blocks_released_total reason={reason}"] for reason in RELEASE_REASONS
+    }
+    assert released == {"idle": 0, "pressure": 0, "admin": 3, "resize": 0}
 
 
 def test_the_cache_says_how_it_is_made() -> None:

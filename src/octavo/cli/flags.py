@@ -6,9 +6,6 @@ import argparse
 import re
 from collections.abc import Iterable
 
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-
 
 def count(text: str) -> int:
     """A whole number of at least 1. Raises argparse.ArgumentTypeError."""
@@ -19,11 +16,12 @@ def count(text: str) -> int:
 
 def byte_count(text: str) -> int:
     """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 2GiB, 512MiB or 1073741824")
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    from octavo.engine.memory import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 MODEL_FIELDS = ("num_threads",)

@@ -11,7 +11,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -22,13 +25,15 @@ import numpy as np
 from octavo.engine.config import EngineConfig
 from octavo.engine.fault import ENGINE_STOPPED
 from octavo.engine.generation import Generation, LoopMailbox
+from octavo.engine.kv_memory import KVCacheRefused, KVCacheStatus, KVMemory
 from octavo.engine.memory import MemoryPlan, plan_memory
+from octavo.engine.memory_pressure import THIS_MACHINE, PressureSources, PressureWatcher
 from octavo.engine.metrics import EngineCollector, EngineMetrics
 from octavo.engine.request import Request, RequestRefused
 from octavo.engine.step_loop import BatchStepper, StepLoop
 from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
-from octavo.model.available_memory import available_memory
+from octavo.model.available_memory import available_memory, machine_memory
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
@@ -43,6 +48,9 @@ __all__ = ["Engine", "EngineConfig"]
 SWITCH_INTERVAL = 0.0005
 """Seconds another thread may keep the interpreter while the engine waits for it; Python's own is ten times
 that."""
+
+MAX_BLOCKS = 2**31 - 1
+"""Block tables hold 32-bit ids."""
 
 STOP_GRACE = 5.0
 """Seconds `close` waits beyond its timeout for the step in progress, which cannot be interrupted."""
@@ -86,8 +94,10 @@ class Engine:
         *,
         model_name: str | None = None,
         block_order: Seq[int] | None = None,
+        pressure: PressureSources | None = THIS_MACHINE,
     ) -> None:
-        """model_name: the `model_name` label of the metrics. block_order: hand out fresh blocks in it."""
+        """model_name: the `model_name` label of the metrics. block_order: hand out fresh blocks in it.
+        pressure: where to see that others need the memory of cold blocks; None: nowhere."""
         self.config = config = config if config is not None else EngineConfig()
         context = model.config.context_length
         if config.max_model_len is not None and config.max_model_len > context:
@@ -119,27 +129,35 @@ class Engine:
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=self.memory.longest_request,
+                max_model_len=min(context, config.max_model_len or context),
             ),
+        )
+        self._cache = cache
+        self._arena = _reserve(layout.extent_bytes, self.memory.num_blocks)
+        self._kv_memory = KVMemory(
+            cache, self._arena, block_bytes=layout.block_bytes, budget_bytes=self.memory.budget_bytes
         )
         self.metrics = EngineMetrics()
         self.collector = EngineCollector(
             self.metrics,
             self._scheduler,
             cache,
+            self._kv_memory,
             model_name if model_name is not None else model.config.name,
             kv_cache_dtype=config.kv_cache_dtype,
         )
-        self._arena = Arena(layout.extent_bytes, self.memory.num_blocks)
         self._loop = StepLoop(
             model,
             self._scheduler,
             cache,
             self.metrics,
+            self._kv_memory,
             copy_block=self._arena.copy,
             audits_every_step=os.environ.get("OCTAVO_AUDIT") == "1",
             log_content=config.log_content,
         )
+        self._watcher: PressureWatcher | None = None
+        self._pressure = pressure
         self._ids = itertools.count(1)
         self._mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMailbox] = WeakKeyDictionary()
         self._lock = (
@@ -148,6 +166,8 @@ class Engine:
         self._accepting = True
         self._thread: threading.Thread | None = None
         self._num_submitted = 0
+        # Tokens of the longest request, for each resize that is on its way: none longer is let in meanwhile.
+        self._limits_to_come: list[int] = []
 
         try:
             model.bind(layout, self._arena)
@@ -200,6 +220,13 @@ class Engine:
             self._loop.last_progress = time.monotonic()
             self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
             self._thread.start()
+            if self._pressure is not None:
+                self._watcher = PressureWatcher(
+                    self._pressure,
+                    cold_bytes=lambda: self._kv_memory.num_cold * self._arena.extent_bytes,
+                    relieve=self._relieve,
+                )
+                self._watcher.start()
 
     def submit(
         self,
@@ -223,8 +250,8 @@ class Engine:
         or can never fit; or if the engine is closing or has failed. InvalidParameter for token ids in
         `params` that are outside the vocabulary.
         """
-        num_prompt, limit = len(prompt_token_ids), self.longest_request
-        self._check_length(num_prompt, params.max_tokens, limit)
+        num_prompt = len(prompt_token_ids)
+        self._check_length(num_prompt, params.max_tokens, self._limit())
         self._check_vocabulary(prompt_token_ids)
         sampler = params.make_sampler(
             self._vocab_size, choice_index=choice_index, eos_token_ids=self._eos_token_ids
@@ -235,21 +262,24 @@ class Engine:
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         sequence_id = str(next(self._ids))
-        request = Request(
-            request_id if request_id is not None else sequence_id,
-            Sequence(sequence_id, prompt_token_ids, salt=cache_salt, owner=owner, background=background),
-            sampler,
-            max_output_tokens=params.max_tokens if params.max_tokens is not None else limit - num_prompt,
-            min_tokens=params.min_tokens,
-            stop_token_ids=stop_token_ids,
-            wants_logprobs=params.logprobs is not None,
-            arrived_at=time.monotonic(),
+        sequence = Sequence(
+            sequence_id, prompt_token_ids, salt=cache_salt, owner=owner, background=background
         )
         with self._lock:
-            if self._loop.fault is not None:
-                raise RequestRefused(ENGINE_STOPPED, code="engine_failed")
-            if not self._accepting:
-                raise RequestRefused("the server is shutting down", code="shutting_down")
+            self._check_open()
+            # Once more: from here on no resize can come before this request.
+            limit = self._limit()
+            self._check_length(num_prompt, params.max_tokens, limit)
+            request = Request(
+                request_id if request_id is not None else sequence_id,
+                sequence,
+                sampler,
+                max_output_tokens=params.max_tokens if params.max_tokens is not None else limit - num_prompt,
+                min_tokens=params.min_tokens,
+                stop_token_ids=stop_token_ids,
+                wants_logprobs=params.logprobs is not None,
+                arrived_at=time.monotonic(),
+            )
             self._num_submitted += 1
             self._loop.commands.put(partial(self._loop.add, request))
         return Generation(request, self)
@@ -286,6 +316,77 @@ class Engine:
         """`Generation.take` of a held stream: its reader has caught up."""
         self._loop.commands.put(partial(self._loop.resume, request))
 
+    def kv_cache_status(self) -> KVCacheStatus:
+        """The pool between two steps. Blocks until the running step has returned.
+
+        Raises: RequestRefused if the engine is closing or has failed; RuntimeError before `start`.
+        """
+        return self._ask(lambda done: done.set_result(self._kv_memory.status()))
+
+    def release_kv_cache(self) -> KVCacheStatus:
+        """Give the memory of all blocks that nobody refers to back to the system, and forget what is cached.
+
+        Blocks, and raises, as `kv_cache_status`.
+        """
+        return self._ask(lambda done: self._kv_memory.release("admin", done=done))
+
+    def resize_kv_cache(self, budget_bytes: int) -> KVCacheStatus:
+        """Give the pool another budget: as many blocks as fit in it.
+
+        Returns when all that can leave a smaller pool at once has left; blocks in use follow as their
+        requests return them.
+        Raises: KVCacheRefused, and changes nothing, for a budget below a block or below what an open request
+        may need, and for one beyond the memory that is available or the address space that was reserved at
+        start. Blocks, and raises besides, as `kv_cache_status`.
+        """
+        num_blocks, limit = self._kv_memory.check(budget_bytes)
+
+        def resize(done: Future[KVCacheStatus]) -> None:
+            try:
+                self._kv_memory.resize(budget_bytes, self._loop.longest_open, done)
+                self.memory = replace(self.memory, num_blocks=num_blocks, budget_bytes=budget_bytes)
+            finally:
+                self._limits_to_come.remove(limit)
+
+        return self._ask(resize, before=lambda: self._limits_to_come.append(limit))
+
+    def _relieve(self, nbytes: int) -> None:
+        """`PressureWatcher`: give so many bytes of cold blocks back between two steps."""
+        num_blocks = -(-nbytes // self._arena.extent_bytes)
+        self._loop.commands.put(partial(self._kv_memory.release, "pressure", num_blocks))
+
+    def _ask(
+        self, work: Callable[[Future[KVCacheStatus]], None], *, before: Callable[[], object] = lambda: None
+    ) -> KVCacheStatus:
+        """Let the engine thread do `work` between two steps and wait until it has set its future.
+
+        before: called under the lock, before anything that is submitted later can pass its checks.
+        """
+        done: Future[KVCacheStatus] = Future()
+
+        def command() -> None:
+            try:
+                if self._loop.fault is not None:
+                    raise RequestRefused(ENGINE_STOPPED, code="engine_failed")
+                work(done)
+            except (KVCacheRefused, RequestRefused) as refusal:
+                done.set_exception(refusal)
+
+        with self._lock:
+            self._check_open()
+            if self._thread is None:
+                raise RuntimeError("the engine has not been started")
+            before()
+            self._loop.commands.put(command)
+        while True:
+            try:
+                status = done.result(timeout=1.0)
+            except TimeoutError:
+                if not self.healthy():
+                    raise RequestRefused(ENGINE_STOPPED, code="engine_failed") from None
+            else:
+                return replace(status, resident_bytes=self._kv_memory.resident_bytes())
+
     def mailbox_of(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox:
         """The one mailbox of `loop`, the running one: a single post a step wakes all its streams."""
         mailbox = self._mailboxes.get(loop)
@@ -316,6 +417,8 @@ class Engine:
             if not self._accepting:
                 return
             self._accepting = False
+        if self._watcher is not None:
+            self._watcher.stop()
         deadline = time.monotonic() + (timeout if self._thread is not None else 0.0)
         self._loop.commands.put(partial(self._loop.close_at, deadline))
         if self._thread is None:
@@ -336,6 +439,16 @@ class Engine:
         with self._lock:  # a submission that saw no fault is in the queue by now
             if self._loop.fault is not None:
                 self._loop.abandon_all()
+
+    def _limit(self) -> int:
+        """Tokens of the longest request that may be submitted now."""
+        return min([self.longest_request, *self._limits_to_come])
+
+    def _check_open(self) -> None:
+        if self._loop.fault is not None:
+            raise RequestRefused(ENGINE_STOPPED, code="engine_failed")
+        if not self._accepting:
+            raise RequestRefused("the server is shutting down", code="shutting_down")
 
     def _check_length(self, num_prompt: int, max_tokens: int | None, limit: int) -> None:
         if num_prompt == 0:
@@ -362,3 +475,16 @@ class Engine:
                     f"token id {token_id} is outside the vocabulary of {self._vocab_size:,} tokens",
                     code="invalid_token",
                 )
+
+
+def _reserve(extent_bytes: int, num_blocks: int) -> Arena:
+    """Address space for the pool, and for it to grow to all of the machine's memory.
+
+    A system that counts address space (overcommit off, a limit on it) may refuse; then the pool can only
+    shrink.
+    """
+    most = min(max(num_blocks, machine_memory() // extent_bytes), MAX_BLOCKS)
+    try:
+        return Arena(extent_bytes, most)
+    except OSError:
+        return Arena(extent_bytes, num_blocks)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from octavo.kv.layout import KVLayout
@@ -17,6 +18,18 @@ touched."""
 
 DEFAULT_POOL_CAP = 4 << 30
 """Bytes. 180,000 tokens of SmolLM2, 32,000 of an 8B model: beyond this the owner should ask for it."""
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises ValueError with what it may be."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"'{text[:64]}' is not a size such as 2GiB, 512MiB or 1073741824")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 @dataclass(frozen=True, slots=True)

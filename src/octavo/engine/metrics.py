@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from octavo.engine.kv_memory import KVMemory
     from octavo.engine.request import RequestStats
     from octavo.kv.kv_cache import KVCache
     from octavo.scheduler.scheduler import Scheduler
@@ -148,6 +149,7 @@ class EngineCollector:
         metrics: EngineMetrics,
         scheduler: Scheduler,
         cache: KVCache,
+        kv_memory: KVMemory,
         model_name: str,
         *,
         kv_cache_dtype: str,
@@ -155,6 +157,7 @@ class EngineCollector:
         self._metrics = metrics
         self._scheduler = scheduler
         self._cache = cache
+        self._kv_memory = kv_memory
         self._model_name = model_name
         self._kv_cache_dtype = kv_cache_dtype
 
@@ -188,6 +191,12 @@ class EngineCollector:
                 cache.num_pinned,
             ),
             ("kv_blocks_shared", "KV blocks more than one request refers to", cache.num_shared),
+            ("kv_cache_budget_bytes", "What the KV pool may take", self._kv_memory.budget_bytes),
+            (
+                "kv_cache_resident_bytes",
+                "Physical memory that KV blocks take, as the system sees it",
+                self._kv_memory.resident_bytes(),
+            ),
         ]
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"octavo:{name}", text, labels=["model_name"])
@@ -196,7 +205,7 @@ class EngineCollector:
 
         settings = {
             "block_size": str(cache.block_size),
-            "num_blocks": str(cache.num_blocks),
+            "num_blocks": str(cache.target_blocks),
             "kv_cache_dtype": self._kv_cache_dtype,
         }
         info = GaugeMetricFamily(
@@ -249,6 +258,15 @@ class EngineCollector:
         for reason, number in metrics.finished.items():
             finished.add_metric([self._model_name, reason], number)
         yield finished
+
+        released = CounterMetricFamily(
+            "octavo:kv_blocks_released",
+            "KV blocks whose memory went back to the system, by why",
+            labels=["model_name", "reason"],
+        )
+        for reason, number in self._kv_memory.num_released.items():
+            released.add_metric([self._model_name, reason], number)
+        yield released
 
         histograms = [
             (

@@ -26,8 +26,9 @@ import numpy as np
 
 from octavo.engine.fault import ENGINE_STOPPED, STEP_FAILED, describe
 from octavo.engine.generation import MAX_UNREAD_TOKENS, RESUME_UNREAD_TOKENS
+from octavo.engine.kv_memory import KVMemory
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.request import Mailbox, Request, RequestFailed, TokenLogprobs
+from octavo.engine.request import Mailbox, Request, RequestFailed, RequestRefused, TokenLogprobs
 from octavo.kv.kv_cache import KVCache
 from octavo.model.batch import RaggedBatch
 from octavo.scheduler.scheduler import Scheduler
@@ -40,6 +41,10 @@ logger = logging.getLogger("octavo.engine")
 
 IDLE_AUDIT_AFTER = 1.0
 """Seconds of idleness before the block accounting is proven, so that no request ever waits for the proof."""
+
+IDLE_RELEASE_AFTER = 4.0
+"""Seconds more before the pages of free blocks go back to the system: a pause between two requests is
+shorter."""
 
 
 class BlocksLeaked(AssertionError):
@@ -71,6 +76,7 @@ class StepLoop:
         scheduler: Scheduler,
         cache: KVCache,
         metrics: EngineMetrics,
+        memory: KVMemory,
         *,
         copy_block: Callable[[int, int], None],
         audits_every_step: bool,
@@ -86,6 +92,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._cache = cache
         self._metrics = metrics
+        self._memory = memory
         self._copy_block = copy_block
         self._audits_every_step = audits_every_step
         self._log_content = log_content
@@ -119,6 +126,17 @@ class StepLoop:
         """End once nothing is open, and at `deadline` (monotonic seconds) in any case."""
         self._closing_at = deadline
 
+    @property
+    def longest_open(self) -> int:
+        """Tokens that the longest open request may come to have, prompt and answer; 0 without one."""
+        return max(
+            (
+                request.sequence.num_prompt_tokens + request.max_output_tokens
+                for request in self._requests.values()
+            ),
+            default=0,
+        )
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -131,6 +149,7 @@ class StepLoop:
             if self._cache.num_used:
                 raise BlocksLeaked(f"{self._cache.num_used} blocks are in use and no request is left")
             self._audit()
+            self._memory.abandon(RequestRefused("the server is shutting down", code="shutting_down"))
         except BaseException as error:
             logger.critical("the engine stops\n%s", describe(error, log_content=self._log_content))
             self.fault = error
@@ -145,7 +164,8 @@ class StepLoop:
                 self.commands.get_nowait()()
             if self._closing_at is not None and (not self._requests or time.monotonic() >= self._closing_at):
                 return
-            has_work = self._step()
+            more_to_give = self._memory.tend()
+            has_work = self._step() or more_to_give
 
     def _sleep(self) -> None:
         """Wait for a command; prove the accounting once, after a while without any."""
@@ -170,6 +190,11 @@ class StepLoop:
         with contextlib.suppress(Empty):
             return self.commands.get(timeout=IDLE_AUDIT_AFTER)
         self._audit()
+        if self._memory.has_unused:
+            with contextlib.suppress(Empty):
+                return self.commands.get(timeout=IDLE_RELEASE_AFTER)
+            while self._memory.has_unused and self.commands.empty():
+                self._memory.give_back_unused()
         return self.commands.get()
 
     def _step(self) -> bool:
@@ -373,9 +398,11 @@ class StepLoop:
                 command = self.commands.get_nowait()
             except Empty:
                 break
-            # Submissions, cancels and resumes; only a submission adds someone to tell.
+            # Submissions, cancels and resumes; only a submission adds someone to tell. What changes the pool
+            # looks at `fault` first.
             with contextlib.suppress(Exception):
                 command()
+        self._memory.abandon(RequestRefused(ENGINE_STOPPED, code="engine_failed"))
         self._hand_over()
 
     def _log_fault(self, error: Exception, what: str) -> None:
