@@ -1,7 +1,7 @@
 """An engine whose tokens a test writes down: for endings and timings that a model cannot be made to show.
 
-It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation`, `EngineConfig`
-and `Engine.longest_request`.
+It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Generation`, `EngineConfig`,
+`Engine.longest_request`, and what is asked of the KV cache, which it notes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.kv_memory import KVCacheStatus
 from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
 from octavo.engine.sampling_params import SamplingParams
 
@@ -76,6 +77,8 @@ class ScriptedEngine:
         self.refusal: RequestRefused | None = None
         self.is_healthy = True
         self.cached_tokens: Iterator[int] | None = None
+        self.kv_cache_calls: list[int | str] = []
+        self.kv_cache_refusal: Exception | None = None
 
     def submit(
         self,
@@ -97,6 +100,31 @@ class ScriptedEngine:
         )
         self.generations.append(generation)
         return generation
+
+    def kv_cache_status(self) -> KVCacheStatus:
+        return self._kv_cache("status")
+
+    def release_kv_cache(self) -> KVCacheStatus:
+        return self._kv_cache("release")
+
+    def resize_kv_cache(self, budget_bytes: int) -> KVCacheStatus:
+        return self._kv_cache(budget_bytes)
+
+    def _kv_cache(self, call: int | str) -> KVCacheStatus:
+        self.kv_cache_calls.append(call)
+        if self.kv_cache_refusal is not None:
+            raise self.kv_cache_refusal
+        return KVCacheStatus(
+            budget_bytes=70_000,
+            target_blocks=16,
+            num_blocks=20,
+            num_used=5,
+            num_cached=8,
+            num_free=7,
+            block_bytes=4_000,
+            extent_bytes=4_096,
+            resident_bytes=53_248,
+        )
 
     def healthy(self) -> bool:
         return self.is_healthy

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.api.admin import AdminEndpoints
 from octavo.api.auth import BearerAuth
 from octavo.api.errors import APIError, ErrorBoundary, answer
 from octavo.api.openai.chat import ChatCompletions
@@ -57,7 +58,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application over one started engine. It owns nothing: whoever made the engine closes it.
 
-    api_key: asked for as a Bearer token on every route but /health; None asks for none.
+    api_key: asked for as a Bearer token on every route but /health; None asks for none, and /admin refuses.
     log_content: let the log hold prompts, answers, and exceptions that may quote them.
     """
     served = ServedModel(model_id, engine, tokenizer, chat_template)
@@ -65,6 +66,7 @@ def create_app(
     tokens = TokenEndpoints(served, unknown_fields)
     status = StatusEndpoints(served)
     requests = RequestEndpoints(served)
+    admin = AdminEndpoints(served, keyed=api_key is not None)
 
     middleware = [Middleware(ErrorBoundary, log_content=log_content)]
     if api_key is not None:
@@ -89,6 +91,7 @@ def create_app(
         Route("/detokenize", tokens.detokenize, methods=post),
         Route("/health", status.health),
         Route("/metrics", status.metrics),
+        Route("/admin/kv-cache", admin.kv_cache, methods=["GET", *post]),
     ]
     expected = (APIError, HTTPException, RequestFailed, InvalidParameter, ChatTemplateError, InvalidText)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=dict.fromkeys(expected, answer))
