@@ -135,13 +135,14 @@ def test_a_pool_below_what_an_open_request_may_need_is_refused_with_the_numbers(
         model.gate()
         generation = engine.submit(prompt(1, 40), params(60))
         model.arrive()
-        asked = threading.Thread(target=model.open)
-        asked.start()
-        with pytest.raises(
-            KVCacheRefused, match=r"has 6 blocks, .* 0 of them, .* may need 7 for its 100"
-        ) as refused:
-            engine.resize_kv_cache(6 * EXTENT)
-        asked.join()
+        with ThreadPoolExecutor(1) as threads:
+            resized = threads.submit(engine.resize_kv_cache, 6 * EXTENT)
+            wait_until(lambda: not engine._loop.commands.empty())
+            model.open()
+            with pytest.raises(
+                KVCacheRefused, match=r"has 6 blocks, .* 0 of them, .* may need 7 for its 100"
+            ) as refused:
+                resized.result(timeout=20)
         assert refused.value.code == "kv_cache_in_use"
         assert engine.memory.num_blocks == engine._cache.target_blocks == 256
         assert engine.longest_request == engine._limit() == 256 * BLOCK
