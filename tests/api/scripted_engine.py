@@ -88,6 +88,7 @@ class ScriptedEngine:
         request_id: str | None = None,  # noqa: ARG002
         cache_salt: str = "",
         owner: str = "",  # noqa: ARG002
+        priority: int = 0,  # noqa: ARG002
         choice_index: int = 0,
     ) -> ScriptedGeneration:
         if self.refusal is not None and len(self.generations) == 1:

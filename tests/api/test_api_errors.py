@@ -293,7 +293,6 @@ def test_wrong_prompts_name_the_prompt(client: httpx.Client, prompt: str, param:
         ("best_of", 2, 1),
         ("guided_regex", "a+", None),
         ("truncate_prompt_tokens", 5, None),
-        ("priority", 1, 0),
         ("skip_special_tokens", False, True),
     ],
 )

@@ -211,6 +211,24 @@ def test_of_many_pauses_the_latest_are_kept_and_all_are_counted() -> None:
     assert [(round(at), *rest) for at, *rest in request.stats.pauses] == [tuple(pause) for pause in kept]
 
 
+def test_t15_one_of_high_priority_comes_last_is_never_paused_and_ends_first() -> None:
+    model = FakeModel()
+    model.gate()
+    with running_engine(model, num_blocks_override=32, max_num_batched_tokens=512) as engine:
+        others = [engine.submit(prompt(i, 64), params(128)) for i in range(3)]
+        model.let(90)
+        model.arrive()
+        assert engine._loop._cache.num_available < 8
+        urgent = engine.submit(prompt(9, 64), params(20), priority=-1)
+        model.open()
+        assert read(urgent) == (answer(prompt(9, 64), 20), "length")
+        assert read_all(others) == [answer(prompt(i, 64), 128) for i in range(3)]
+    ends = [one._request.arrived_at + (one.stats.total_time or 0) for one in (urgent, *others)]
+    assert min(ends) == ends[0]
+    assert urgent.stats.num_preemptions == 0
+    assert sum(other.stats.num_preemptions for other in others) > 0
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [1, 7, 16, 64, 512])
 def test_t16_a_pause_at_every_block_border_changes_no_token(max_num_batched_tokens: int) -> None:
     watched = prompt(1, 40)

@@ -186,7 +186,11 @@ def test_those_who_stand_still_are_robbed_before_those_who_run() -> None:
     assert victims_in_order(newest_first, first) == [held, paused, last, running]
     # Held ones are never visited, so they give wherever they stand; others only from behind the taker.
     assert victims_in_order(newest_first, running) == [held, last]
-    assert victims_in_order(newest_first, Sequence("new", [1])) == [held]
+    new = Sequence("new", [1])
+    new.arrival = last.arrival + 1
+    assert victims_in_order(newest_first, new) == [held]
+    new.priority = -1
+    assert victims_in_order(newest_first, new) == [held, paused, last, running, first]
 
 
 def test_a_victim_is_robbed_down_to_nothing_before_the_next_one_is_touched() -> None:

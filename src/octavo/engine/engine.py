@@ -237,13 +237,15 @@ class Engine:
         cache_salt: str = "",
         owner: str = "",
         background: bool = False,
+        priority: int = 0,
         choice_index: int = 0,
     ) -> Generation:
         """Queue one choice. Choices of one prompt are submitted one by one and share its blocks.
 
         request_id: for the log; need not be unique. cache_salt: prompts share blocks only under an equal
         salt. owner, background: whose cached content the request's is, and whether nobody waits for it, when
-        some must be forgotten (`EvictionOrder`).
+        some must be forgotten (`EvictionOrder`). priority: the lower, the sooner; others pause for it where
+        the pool is full.
         choice_index: the choice's own random stream under an equal seed.
 
         Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
@@ -263,7 +265,12 @@ class Engine:
             stop_token_ids |= self._eos_token_ids
         sequence_id = str(next(self._ids))
         sequence = Sequence(
-            sequence_id, prompt_token_ids, salt=cache_salt, owner=owner, background=background
+            sequence_id,
+            prompt_token_ids,
+            salt=cache_salt,
+            owner=owner,
+            background=background,
+            priority=priority,
         )
         with self._lock:
             self._check_open()

@@ -13,24 +13,21 @@ from octavo.scheduler.sequence import Sequence, SequenceStatus
 def victims_in_order(running: Iterable[Sequence], taker: Sequence) -> list[Sequence]:
     """Who may lose blocks to `taker`, first to be robbed first.
 
-    Only who has not been visited in this step: those behind the taker, and held ones wherever they stand,
-    since nobody visits them. Those who stand still anyhow (held, paused) before those who run; the latest
-    arrival first.
+    Only who has not been visited in this step: those less entitled than the taker, and held ones wherever
+    they stand, since nobody visits them. Those who stand still anyhow (held, paused) before those who run;
+    the least entitled first.
 
     Args:
-        running: admitted sequences, latest arrival first.
-        taker: one of them, or one that is just being admitted behind them all.
+        running: admitted sequences, the least entitled first.
+        taker: one of them, or one that is just being admitted.
     """
     still: list[Sequence] = []
     moving: list[Sequence] = []
-    # Whoever is just being admitted is last: nobody is behind it.
-    behind = taker.status is not SequenceStatus.WAITING
     for sequence in running:
-        if sequence is taker:
-            behind = False
-        elif not sequence.block_table.blocks:
+        behind = sequence.entitlement > taker.entitlement
+        if sequence is taker or not sequence.block_table.blocks:
             continue
-        elif sequence.held or (behind and sequence.status is SequenceStatus.PAUSED):
+        if sequence.held or (behind and sequence.status is SequenceStatus.PAUSED):
             still.append(sequence)
         elif behind:
             moving.append(sequence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import takewhile
 
 from octavo.kv.kv_cache import KVCache
 from octavo.scheduler.limits import RequestTooLong, SchedulerConfig
@@ -11,6 +12,18 @@ from octavo.scheduler.preemption import take_tails, victims_in_order
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
 _WATERMARK_DIVISOR = 100
+
+
+def _entitlement(sequence: Sequence) -> tuple[int, int]:
+    return sequence.entitlement
+
+
+def _filed(group: dict[Sequence, None], sequence: Sequence) -> dict[Sequence, None]:
+    """The group with one more, in order of entitlement: at its end, but for priorities."""
+    if group and next(reversed(group)).entitlement > sequence.entitlement:
+        return dict.fromkeys(sorted([*group, sequence], key=_entitlement))
+    group[sequence] = None
+    return group
 
 
 class _Draft:
@@ -39,14 +52,15 @@ class _Draft:
 class Scheduler:
     """Decides who computes how many tokens in the next step, and holds the blocks for them.
 
-        waiting --- admission ---> running, in order of entitlement (today: first come, first served)
+        waiting --- admission ---> running, in order of entitlement: priority, then who came first
                                    | visited, planned | being visited | not yet visited |
                                      never a victim     takes blocks    gives blocks, from its end
 
     Sequences are visited once a step, the most entitled first. A generating one takes one token, which was
     set aside for it; a prompt takes what is left. Nothing is reserved for tokens that are not known yet: when
     the pool is full, the tails of those not yet visited pay, so the first always runs and somebody always
-    finishes.
+    finishes. One of higher priority that waits is visited in its place among those who run, and may take the
+    blocks of lower priorities to begin.
 
     Deterministic; no clock, no tensors, no model. `step`, then `commit` or `rollback`, then the next `step`;
     `add` at any time, `finish` between steps.
@@ -76,7 +90,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> Collection[Sequence]:
-        """Sequences that were never admitted, first come first."""
+        """Sequences that were never admitted, in order of entitlement."""
         return self._waiting.keys()
 
     @property
@@ -111,7 +125,7 @@ class Scheduler:
             raise RequestTooLong(sequence.num_tokens + 1, self.limit)
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
-        self._waiting[sequence] = None
+        self._waiting = _filed(self._waiting, sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Let a sequence go, whatever state it is in: its references return, last block first. Idempotent."""
@@ -127,16 +141,23 @@ class Scheduler:
         """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit."""
         assert self._open_plan is None, "the step before has neither been committed nor rolled back"
         active = [sequence for sequence in self._running if not sequence.held]
-        order = active[: self.config.max_num_seqs]
+        order = self._in_order(active)[: self.config.max_num_seqs]
         draft = _Draft(
             tokens_left=self.config.max_num_batched_tokens,
             set_aside={seq for seq in order if len(seq.token_ids) - seq.num_computed_tokens == 1},
         )
+        admitted: list[Sequence] = []
         for sequence in order:
+            waits = sequence.status is SequenceStatus.WAITING
             if not self._visit(sequence, draft):
-                draft.blocked |= sequence.status is SequenceStatus.PAUSED
+                draft.blocked |= waits or sequence.status is SequenceStatus.PAUSED
+            elif waits:
+                admitted.append(sequence)
         if not draft.blocked:
-            self._admit(draft, room=self.config.max_num_seqs - len(active))
+            self._admit(draft, admitted, room=self.config.max_num_seqs - len(active))
+        for sequence in admitted:
+            del self._waiting[sequence]
+            self._running = _filed(self._running, sequence)
 
         num_tokens = self.config.max_num_batched_tokens - draft.tokens_left
         plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preemptions), self._cache.copies)
@@ -162,11 +183,22 @@ class Scheduler:
         assert plan is self._open_plan or not plan.chunks, "this plan is not the one that is running"
         self._open_plan = None
 
+    def _in_order(self, active: list[Sequence]) -> list[Sequence]:
+        """Those who run, and among them those who wait and are more entitled than the last of them."""
+        if not active:
+            return active
+        last = active[-1].entitlement
+        urgent = list(takewhile(lambda sequence: sequence.entitlement < last, self._waiting))
+        if not urgent:
+            return active
+        readers = [sequence for sequence in urgent if not sequence.held]
+        return sorted([*active, *readers], key=_entitlement)
+
     def _visit(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Give an admitted sequence its part of the step. Returns whether it got one."""
+        """Give a sequence its part of the step. Returns whether it got one."""
         uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
         draft.set_aside.discard(sequence)
-        if sequence.status is SequenceStatus.PAUSED:
+        if sequence.status is not SequenceStatus.RUNNING:
             # A victim of this step cannot begin again in it: a robbery leaves no block available.
             return not draft.blocked and self._begin(sequence, draft, watermark=0)
         if uncomputed > 1:
@@ -174,37 +206,52 @@ class Scheduler:
             self._cache.adopt(sequence)
         return self._plan_chunk(sequence, draft)
 
-    def _admit(self, draft: _Draft, room: int) -> None:
+    def _admit(self, draft: _Draft, admitted: list[Sequence], room: int) -> None:
         """Let waiting sequences in, in order, until one does not fit beside those who are here."""
-        admitted: list[Sequence] = []
         for sequence in self._waiting:
             if len(admitted) >= room or not draft.tokens_left:
                 break
-            if sequence.held:
+            if sequence.held or sequence in admitted:
                 continue
             if not self._begin(sequence, draft, self.watermark):
                 break
             admitted.append(sequence)
-        for sequence in admitted:
-            del self._waiting[sequence]
-            self._running[sequence] = None
 
     def _begin(self, sequence: Sequence, draft: _Draft, watermark: int) -> bool:
         """Start a waiting sequence, or a paused one again, if all it knows fits now. Returns whether it did.
 
-        The first in a step need not fit: it may take the blocks of everybody else.
+        The first in a step need not fit: it may take the blocks of everybody else. The others may take those
+        of lower priorities, if that is enough.
         """
         cache = self._cache
+        lower = self._of_lower_priority(sequence)
         room = cache.num_available - draft.missing_blocks - watermark
-        if draft.chunks and room < 1:
+        if draft.chunks and room < 1 and not lower:
             return False
         found = cache.find(sequence)
         if self._chunk_end(sequence, found.end, draft) == found.end:
             return False
-        if draft.chunks and cache.blocks_missing(sequence, found) > room:
-            return False
+        missing = cache.blocks_missing(sequence, found)
+        if draft.chunks and missing > room:
+            theirs = sum(block.ref_count == 1 for victim in lower for block in victim.block_table.blocks)
+            if missing > room + theirs:
+                return False
+            self._take_from(lower, draft.missing_blocks + watermark + missing, draft)
         cache.adopt(sequence, found)
         return self._plan_chunk(sequence, draft)
+
+    def _of_lower_priority(self, taker: Sequence) -> list[Sequence]:
+        """Who may lose blocks so that `taker` can begin."""
+        if not self._running or next(reversed(self._running)).priority <= taker.priority:
+            return []
+        victims = victims_in_order(reversed(self._running), taker)
+        return [victim for victim in victims if victim.priority > taker.priority]
+
+    def _take_from(self, victims: list[Sequence], num_blocks: int, draft: _Draft) -> None:
+        for victim, num_lost in take_tails(self._cache, victims, num_blocks).items():
+            # It has more than one token to compute now, and not in this step.
+            draft.set_aside.discard(victim)
+            self._preempt(victim, PreemptionReason.KV, num_lost, draft)
 
     def _chunk_end(self, sequence: Sequence, start: int, draft: _Draft) -> int:
         """Where a chunk that begins at `start` ends, as far as tokens go; `start` itself if there is none.
@@ -234,12 +281,7 @@ class Scheduler:
         num_held = len(sequence.block_table)
         needed = cache.blocks_for(end) - num_held
         if needed > cache.num_available:
-            victims = victims_in_order(reversed(self._running), sequence)
-            for victim, num_lost in take_tails(cache, victims, needed).items():
-                draft.set_aside.discard(
-                    victim
-                )  # it has more than one token to compute now, and not in this step
-                self._preempt(victim, PreemptionReason.KV, num_lost, draft)
+            self._take_from(victims_in_order(reversed(self._running), sequence), needed, draft)
             end = min(end, (num_held + cache.num_available) * cache.block_size)
             if end <= start:
                 assert draft.chunks, f"{sequence} has outgrown the pool of {cache.num_blocks} blocks"

@@ -47,6 +47,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_seen_tokens",
         "owner",
+        "priority",
         "salt",
         "sequence_id",
         "status",
@@ -61,6 +62,7 @@ class Sequence:
         salt: str = "",
         owner: str = "",
         background: bool = False,
+        priority: int = 0,
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"sequence {sequence_id} has an empty prompt")
@@ -71,6 +73,8 @@ class Sequence:
         self.salt = salt
         self.owner = owner
         self.background = background
+        # The lower, the more entitled; among equals who came first.
+        self.priority = priority
         self.status = SequenceStatus.WAITING
         self.arrival = 0
         self.held = False
@@ -83,6 +87,11 @@ class Sequence:
         # How often it was paused, and the tokens it has lost, which are computed again.
         self.num_preemptions = 0
         self.num_lost_tokens = 0
+
+    @property
+    def entitlement(self) -> tuple[int, int]:
+        """The less, the earlier it is visited, and the later it is robbed."""
+        return self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:

@@ -80,6 +80,7 @@ class Answer:
         created: int,
         owner: Owner,
         cache_salt: str,
+        priority: int,
         prompt_param: str,
         limit_param: str = "max_tokens",
         default_max_tokens: int | None = None,
@@ -108,6 +109,7 @@ class Answer:
                     request_id=request_id if count == 1 else f"{request_id}-{index}",
                     cache_salt=cache_salt,
                     owner=owner.account.hex(),
+                    priority=priority,
                     choice_index=choice_index,
                 )
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))

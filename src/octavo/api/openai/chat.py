@@ -52,6 +52,7 @@ class ChatCompletions:
             created=shape.created,
             owner=owner_of(request, body.user),
             cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
             prompt_param="messages",
             limit_param=body.limit_name,
         )

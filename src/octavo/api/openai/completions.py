@@ -43,6 +43,7 @@ class Completions:
             created=shape.created,
             owner=owner_of(request, body.user),
             cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
             prompt_param="prompt",
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         )

@@ -65,6 +65,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[Int64, float] | None = None
     best_of: Int64 | None = None
     cache_salt: str | None = None
+    priority: Int64 | None = None
     user: str | None = None
 
     @property

@@ -37,7 +37,6 @@ _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
     "json_schema": ({},),
     "logits_processors": ([],),
     "modalities": ([], ["text"]),
-    "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
