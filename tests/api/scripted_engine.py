@@ -37,8 +37,8 @@ class ScriptedGeneration:
     def progress(self) -> RequestStats:
         return self.stats
 
-    def output_token_ids(self, count: int) -> list[int]:
-        return self.output[:count]
+    def computed_output(self, count: int) -> list[int]:
+        return self.output[:-1][:count]
 
     def cancel(self, reason: str = "abort") -> None:
         if not self.cancelled and self.stats.finish_reason is None:

@@ -216,6 +216,50 @@ def test_names_of_users_may_be_of_any_kind(scripted: Scripted, tokenizer: Tokeni
         assert ids(client, user=user) == [request_id]
 
 
+@pytest.mark.parametrize("ahead", ["", "z"])
+def test_what_differs_shows_no_parts_of_characters(
+    scripted: Scripted, tokenizer: Tokenizer, ahead: str
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
+    ask(client, prompt="é" * 60 + ahead + "x" + "é" * 30)
+    request_id = ask(client, prompt="é" * 60 + ahead + "y" + "é" * 30)
+    told = client.get(f"/v1/requests/{request_id}", params={"text": "true"}).json()
+    differing = told["choices"][0]["prefix"]["differing"]
+    # Eight bytes ahead and 24 behind, of two each: what is cut in half is left out.
+    common = "éééé" if not ahead else "ééé" + ahead
+    assert differing == {"before": common + "x" + "é" * 11, "now": common + "y" + "é" * 11}
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+@pytest.mark.parametrize("stop", ["ef", "efg", "efgh"])
+def test_what_a_stop_string_cut_off_is_no_part_of_the_conversation(
+    scripted: Scripted, tokenizer: Tokenizer, stop: str, in_one: bool
+) -> None:
+    said = tokenizer.encode("abcdefgh")
+    prompt = tokenizer.encode("x" * 100)
+    script = [Delta(said, [], "length")] if in_one else deltas(said)
+    broke_at = []
+    for answer in ("abcd", "abcX", "abcdX"):
+        client, _ = scripted(script, fresh=True)
+        ask(client, prompt=prompt, stop=stop)
+        goes_on = ask(client, prompt=[*prompt, *tokenizer.encode(answer), *tokenizer.encode("stu")])
+        told = client.get(f"/v1/requests/{goes_on}").json()
+        broke_at.append(told["choices"][0]["prefix"]["broke_at"])
+    assert broke_at == [None, len(prompt) + 3, None]
+
+
+def test_without_a_stop_string_every_token_but_the_last_is_part_of_it(
+    scripted: Scripted, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode("x" * 100)
+    for answer, position in (("abcdefgX", None), ("abcdefXh", len(prompt) + 6)):
+        client, _ = scripted(deltas(tokenizer.encode("abcdefgh")), fresh=True)
+        ask(client, prompt=prompt)
+        goes_on = ask(client, prompt=[*prompt, *tokenizer.encode(answer)])
+        told = client.get(f"/v1/requests/{goes_on}").json()
+        assert told["choices"][0]["prefix"]["broke_at"] == position
+
+
 def test_neither_log_nor_list_holds_what_differs(
     scripted: Scripted, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

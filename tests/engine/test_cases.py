@@ -201,12 +201,14 @@ def test_the_numbers_of_a_request_grow_while_it_lives_and_are_complete_at_its_en
 
 def test_of_many_pauses_the_latest_are_kept_and_all_are_counted() -> None:
     sequence = Sequence("0", [1, 2, 3])
-    with running_engine() as engine:
+    with running_engine(start=False) as engine:
         request = engine.submit([1, 2, 3], params(5))._request
+        before = request.progress(request.arrived_at)
         for number in range(MAX_PAUSES_KEPT + 10):
             step = Preemption(sequence, PreemptionReason.KV_FULL, 0, True)
             request.note_preemption(step, request.arrived_at + number)
             request.note_preemption(Preemption(sequence, PreemptionReason.KV, number, False), 1e9)
+    assert not before.pauses, "numbers of a moment have changed afterwards"
     kept = [Pause(number, PreemptionReason.KV, number) for number in range(10, MAX_PAUSES_KEPT + 10)]
     assert [(round(at), *rest) for at, *rest in request.stats.pauses] == [tuple(pause) for pause in kept]
 

@@ -49,7 +49,9 @@ def opened(
 
 
 def closed(records: RequestRecords, request_id: str, generations: Sequence[Generation]) -> None:
-    records.close(request_id, [read(generation)[0] for generation in generations])
+    seen = [len(read(generation)[0]) for generation in generations]
+    answers = [generation.computed_output(count) for generation, count in zip(generations, seen, strict=True)]
+    records.close(request_id, answers)
 
 
 def choices(records: RequestRecords, owner: Owner, request_id: str) -> list[ChoiceNumbers]:

@@ -164,11 +164,11 @@ class Generation:
         """The numbers of this moment, from any thread."""
         return self._request.progress(time.monotonic())
 
-    def output_token_ids(self, count: int) -> list[int]:
-        """The first `count` tokens of the answer, from any thread; fewer, if there are not so many."""
+    def computed_output(self, count: int) -> list[int]:
+        """The first `count` tokens of the answer, from any thread, but never the last one that there is: its
+        keys have not been computed."""
         sequence = self._request.sequence
-        start = sequence.num_prompt_tokens
-        return sequence.token_ids[start : start + count]
+        return sequence.token_ids[sequence.num_prompt_tokens : -1][:count]
 
     def cancel(self, reason: str = "abort") -> None:
         """End the stream now and give its blocks back before the next step. Thread-safe and idempotent.

@@ -147,7 +147,7 @@ class RequestRecords:
     def close(self, request_id: str, answers: Sequence[list[int]]) -> None:
         """It has ended, or nobody waits for it any more. Idempotent.
 
-        answers: the tokens of each choice that its owner has seen.
+        answers: the tokens of each choice that its owner has seen and whose keys were computed.
         """
         record = self._live.pop(request_id, None)
         if record is None:
@@ -156,8 +156,7 @@ class RequestRecords:
         for index, conversation in enumerate(mine):
             per_prompt = len(answers) // len(mine)
             choices = answers[index * per_prompt : (index + 1) * per_prompt]
-            # The keys of the last token were never computed: whatever follows, it breaks nothing.
-            self.conversations.answered(conversation, [array("i", answer[:-1]) for answer in choices])
+            self.conversations.answered(conversation, [array("i", answer) for answer in choices])
         self._finished[request_id] = record
         account = record.owner.account
         self._num_finished_of[account] += 1

@@ -142,7 +142,7 @@ class Answer:
         """End every choice that is still running, and the record. Idempotent."""
         for choice in self._choices:
             choice.generation.cancel()
-        seen = [choice.generation.output_token_ids(choice.num_tokens) for choice in self._choices]
+        seen = [choice.generation.computed_output(choice.num_seen) for choice in self._choices]
         self._served.records.close(self._request_id, seen)
 
     async def respond(self, request: Request, body: GenerationRequest, shape: Shape) -> Response:

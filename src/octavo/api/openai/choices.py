@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,7 +37,8 @@ class Piece:
 class ChoiceStream:
     """One choice as pieces of text. Iterate once; the last piece alone carries a finish_reason.
 
-    num_tokens: those that belong to the answer so far, as `usage` counts them.
+    num_tokens: those that belong to the answer so far, as `usage` counts them. num_seen: those of them whose
+    text was given out, that is, not those of a stop string; complete at the end.
     """
 
     def __init__(
@@ -45,16 +47,26 @@ class ChoiceStream:
         self.index = index
         self.generation = generation
         self.num_tokens = 0
+        self.num_seen = 0
+        self._has_stops = bool(params.stop)
         self._text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         pending: list[PlacedLogprobs] = []
+        all_starts: list[int] = []
+        num_characters = 0
         async for delta in self.generation:
             finish_reason = delta.finish_reason
             text, starts = self._text.add(delta.text_token_ids, last=finish_reason is not None)
             pending += map(PlacedLogprobs, delta.logprobs, starts)
             self.num_tokens += len(delta.token_ids) if self._text.matched is None else len(starts)
+            self.num_seen = self.num_tokens
+            if self._has_stops:
+                all_starts += starts
+                num_characters += len(text)
             if self._text.matched is not None:
+                # A token ends where the next one begins; the last one ends inside the stop string.
+                self.num_seen = bisect_right(all_starts, num_characters) - 1
                 self.generation.cancel(reason="stop")
                 finish_reason = "stop"
             if text or (finish_reason is not None and pending):
