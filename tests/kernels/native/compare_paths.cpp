@@ -319,7 +319,8 @@ void compare_matmul(Comparison& compare, const FileBlock& block, int columns, in
                 for (int row = 0; row < rows; ++row) codes.quantize(kernels, row, x.data(), k);
             kernels.matmul[static_cast<int>(matrix.type())](
                 {matrix.panels(), matrix.panel_bytes(), k, columns, 0, matrix.num_panels(),
-                 codes.view(x.data(), k), rows, out, columns, rows % 3 == 0});
+                 rows % 2 == 0 ? matrix.panels() : nullptr, codes.view(x.data(), k), rows, out, columns,
+                 rows % 3 == 0});
         });
     }
 }

@@ -132,13 +132,15 @@ inline Part part_of_run(const AttentionTask& t, int run, const Active& all, int 
     Active seen;
     seen.first = index == 0 ? all.first : (index - 1) * t.group;
     seen.last = index == 0 ? all.last : index * t.group;
+    int first = kRunTokens, last = 0;
     for (int i = seen.first; i < seen.last; ++i) {
         seen.low[i] = index == 0 ? all.low[i] : t.common;
         seen.length[i] = index == 0 && all.length[i] > t.common ? t.common : all.length[i];
+        first = seen.low[i] < first ? seen.low[i] : first;
+        last = seen.length[i] > last ? seen.length[i] : last;
     }
-    const RunView view(t.kv, t.rows[index == 0 ? 0 : index - 1].block_table, t.kv_head, run,
-                       seen.low[seen.first], seen.length[seen.last - 1]);
-    if (view.first >= view.last) seen.last = seen.first;
+    if (first >= last) seen.last = seen.first;
+    const RunView view(t.kv, t.rows[index == 0 ? 0 : index - 1].block_table, t.kv_head, run, first, last);
     return {view, seen};
 }
 
