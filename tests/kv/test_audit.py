@@ -283,3 +283,14 @@ def test_a_sequence_that_nobody_mentions_is_a_leak() -> None:
     books = Books()
     with pytest.raises(AuditError, match="has 0 references from sequences"):
         books.cache.audit([])
+
+
+def test_a_block_that_two_are_writing_is_named() -> None:
+    books = Books()
+    other = Sequence("other", [1, 2, 3, 4, 9])
+    for block in books.blocks:
+        books.cache._pool.share(block)
+        other.block_table.append(block)
+    other.num_computed_tokens = 5
+    with pytest.raises(AuditError, match="is written, and is in 2 block tables"):
+        books.cache.audit([books.here, other])

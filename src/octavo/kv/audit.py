@@ -28,9 +28,9 @@ def audit(
     sequences: list[TokenSequence],
     pinned: Iterable[Block],
 ) -> None:
-    """Prove that free + used + cached == total, that references are right, that index and chains agree, and
-    that what may be forgotten is what nobody refers to, from its leaves, and that pages are where the pool
-    believes them.
+    """Prove that free + used + cached == total, that references are right and nobody writes what another one
+    holds, that index and chains agree, that what may be forgotten is what nobody refers to, from its leaves,
+    and that pages are where the pool believes them.
 
     Args:
         chained: whether full computed blocks must be in the index.
@@ -97,14 +97,19 @@ def _audit_pages(pool: BlockPool) -> None:
 
 
 def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: Iterable[Block]) -> None:
-    references: Counter[Block] = Counter(pinned)
+    held: Counter[Block] = Counter()
     for sequence in sequences:
         table = sequence.block_table
         if [block.block_id for block in table.blocks] != list(table.block_ids):
             raise AuditError(f"{sequence}: block_ids {list(table.block_ids)} are not the ids of its blocks")
         if len(set(table.blocks)) < len(table):
             raise AuditError(f"{sequence} holds a block twice")
-        references.update(table.blocks)
+        held.update(table.blocks)
+    for block, count in held.items():
+        # Whoever has a block whose content nobody knows yet is writing it.
+        if count > 1 and block.node is None:
+            raise AuditError(f"{block} is written, and is in {count} block tables")
+    references = held + Counter(pinned)
     blocks = pool.blocks()
     for block in blocks:
         if block.ref_count != references[block]:
