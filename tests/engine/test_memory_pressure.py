@@ -24,17 +24,17 @@ from octavo.model.available_memory import GIB, MIB
 
 
 class Machine:
-    """A /proc and a cgroup mount in a folder, 16 GiB, in group /home/octavo of version 2 without a limit.
+    """A /proc and a cgroup mount in a folder, 16 GiB, in group /box/octavo of version 2 without a limit.
 
     A trigger is one end of a connection: a byte that is urgent at the other polls as POLLPRI, as PSI does.
     """
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.mount = folder / "proc", folder / "cgroup"
-        self.group = self.mount / "home/octavo"
+        self.group = self.mount / "box/octavo"
         for directory in (self.proc / "self", self.proc / "pressure", self.group):
             directory.mkdir(parents=True)
-        (self.proc / "self/cgroup").write_text("0::/home/octavo\n")
+        (self.proc / "self/cgroup").write_text("0::/box/octavo\n")
         self.write(self.group / "memory.current", "1000\n")
         self.write(self.group / "memory.max", "max\n")
         self.available(8 * GIB)
@@ -53,7 +53,7 @@ class Machine:
         self.write(self.proc / "meminfo", text)
 
     def open_trigger(self, path: Path) -> int:
-        if path.parent == self.mount / "home":
+        if path.parent == self.mount / "box":
             raise PermissionError(13, "not ours")
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.ends[path] = socket.create_connection(server.getsockname())
@@ -90,7 +90,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_the_machine_and_every_group_that_lets_us_are_watched(machine: Machine) -> None:
-    (machine.mount / "home/memory.current").write_text("5\n")
+    (machine.mount / "box/memory.current").write_text("5\n")
     with machine.watching():
         assert set(machine.ends) == {machine.proc / "pressure/memory", machine.group / "memory.pressure"}
 

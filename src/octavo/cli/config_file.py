@@ -9,7 +9,6 @@ cache-salt = "kitchen"                        # optional: only for requests with
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,8 @@ class ConfigFile:
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
         """Raises: BadConfig for a file that cannot be read, is no TOML, or says what nobody knows."""
+        import tomllib  # only where there is a file: start-up is counted
+
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

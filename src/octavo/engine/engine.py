@@ -132,7 +132,6 @@ class Engine:
                 max_model_len=min(context, config.max_model_len or context),
             ),
         )
-        self._cache = cache
         self._arena = _reserve(layout.extent_bytes, self.memory.num_blocks)
         self._kv_memory = KVMemory(
             cache, self._arena, block_bytes=layout.block_bytes, budget_bytes=self.memory.budget_bytes

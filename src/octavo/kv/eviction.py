@@ -115,10 +115,6 @@ class EvictionOrder:
             raise IndexError("nothing is cached")
         return min(entries, key=lambda entry: entry[:2])[2]
 
-    def held_by(self, owner: str) -> int:
-        """Cached blocks of an owner, interactive and background."""
-        return sum(account.num_blocks for account in self._accounts.values() if account.owner == owner)
-
     def leaves(self) -> Iterator[PrefixNode]:
         """What `coldest` chooses from. For the audit."""
         for account in self._accounts.values():

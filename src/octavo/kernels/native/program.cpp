@@ -548,11 +548,10 @@ void Program::run_gated_linear(const GatedLinear& op) {
             for (int first = 0; first < tile_.rows; first += kGatedRows) {
                 const int rows = std::min(kGatedRows, tile_.rows - first);
                 const uint8_t* next = nullptr;
-                if (first + rows < tile_.rows || piece >= end_of_own)
-                    next = nullptr;
-                else if (piece + 1 < end_of_own)
+                const bool last_rows = first + rows == tile_.rows;
+                if (last_rows && piece + 1 < end_of_own)
                     next = op.gate->panels() + end * op.gate->panel_bytes();
-                else if (!op.after.empty())
+                else if (last_rows && piece + 1 == end_of_own && !op.after.empty())
                     next = op.after[thread];
                 const auto multiply = [&](const Matrix& matrix, float* out, const uint8_t* follows) {
                     MatmulTask task =
