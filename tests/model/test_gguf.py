@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counted_lines import count_lines
 from octavo.model.errors import ModelFileError
 from octavo.model.gguf import GGUFFile
 
@@ -265,8 +265,8 @@ def test_damaged_heads_never_raise_anything_else(
             file.data(name).sum()
 
 
-def test_a_vocabulary_of_262144_tokens_opens_in_well_under_a_second(tmp_path: Path) -> None:
-    """The gguf package's reader takes 9 to 18 s; ours 0.1 s. The bound leaves room for a busy machine."""
+def test_a_vocabulary_of_262144_tokens_opens_with_a_few_lines_a_token(tmp_path: Path) -> None:
+    """The gguf package's reader takes 9 to 18 s, ours 0.1 s."""
     tokens = b"".join(text(f"token{number}") for number in range(262_144))
     scores = struct.pack("<IQ", 6, 262_144) + bytes(4 * 262_144)
     path = tmp_path / "large.gguf"
@@ -278,11 +278,9 @@ def test_a_vocabulary_of_262144_tokens_opens_in_well_under_a_second(tmp_path: Pa
             ]
         )
     )
-    fastest = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
+
+    def open_it() -> None:
         with GGUFFile(path) as file:
-            fastest = min(fastest, time.perf_counter() - start)
-        assert file.metadata["tokenizer.ggml.tokens"][-1] == "token262143"
-    print(f"{fastest * 1e3:.0f} ms")
-    assert fastest < 0.9
+            assert file.metadata["tokenizer.ggml.tokens"][-1] == "token262143"
+
+    assert count_lines(open_it) < 5 * 262_144

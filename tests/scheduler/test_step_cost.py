@@ -1,12 +1,10 @@
-"""What planning costs, counted in operations that cannot be disturbed, and in time with much room."""
+"""What planning costs, in lines of Python."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
-from types import FrameType
 
+from counted_lines import count_lines
 from octavo.kv.kv_cache import KVCache
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
@@ -31,24 +29,6 @@ def eight_streams(num_blocks: int, prompt: int) -> Callable[[], None]:
     while sequences[-1].num_tokens < prompt + 2:
         step()
     return step
-
-
-def count_lines(function: Callable[[], None]) -> int:
-    """Lines of Python that run."""
-    lines = 0
-
-    def trace(_frame: FrameType, event: str, _argument: object) -> object:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # type: ignore[arg-type]
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 def test_a_step_costs_the_same_however_long_the_sequences_and_however_large_the_pool() -> None:
@@ -109,13 +89,7 @@ def test_a_long_prompt_that_waits_for_blocks_is_not_searched_for_in_every_step()
     assert costs[3000] <= 1.1 * costs[200]
 
 
-def test_eight_streams_are_planned_in_less_than_60_microseconds() -> None:
+def test_planning_eight_streams_takes_little_python() -> None:
+    """Two block borders of each stream are in 32 steps. The time is `octavo bench throughput`'s to tell."""
     step = eight_streams(2000, 1000)
-    best_us = float("inf")
-    for _ in range(40):
-        # Two block borders of each stream are in 32 steps.
-        start = time.perf_counter()
-        for _ in range(32):
-            step()
-        best_us = min(best_us, (time.perf_counter() - start) / 32 * 1e6)
-    assert best_us < 60
+    assert sum(count_lines(step) for _ in range(32)) / 32 < 700
