@@ -5,10 +5,12 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from octavo.kv.kv_cache import KVCache
+from octavo.kv.prefix_index import Namespace
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence, SequenceStatus
+from octavo.scheduler.share import NOBODYS, Share
 
 Content = bytes
 NOTHING: Content = b""
@@ -21,7 +23,7 @@ def content_after(before: Content, token_id: int) -> Content:
 
 def contents(sequence: Sequence) -> list[Content]:
     """What must stand in the slots of a sequence's known tokens. Salts differ in everything."""
-    chain = [sequence.salt.encode()]
+    chain = [sequence.namespace.salt.encode()]
     for token_id in sequence.token_ids:
         chain.append(content_after(chain[-1], token_id))
     return chain[1:]
@@ -119,9 +121,17 @@ class PagedServer:
         self.num_steps = 0
         self._max_tokens: dict[Sequence, int] = {}
 
-    def add(self, sequence_id: str, prompt: list[int], max_tokens: int = 8, *, salt: str = "") -> Sequence:
+    def add(
+        self,
+        sequence_id: str,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        salt: str = "",
+        share: Share = NOBODYS,
+    ) -> Sequence:
         """Let a request arrive."""
-        sequence = Sequence(sequence_id, prompt, salt=salt)
+        sequence = Sequence(sequence_id, prompt, namespace=Namespace(salt=salt), share=share)
         self.admit(sequence, max_tokens)
         return sequence
 

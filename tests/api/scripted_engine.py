@@ -14,6 +14,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.kv_memory import KVCacheStatus
 from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
 from octavo.engine.sampling_params import SamplingParams
+from octavo.scheduler.share import NOBODYS, Share
 
 Script = Sequence[Delta | Exception | float]
 """What one generation does in turn: hand out a delta, raise, or wait so many seconds."""
@@ -26,7 +27,9 @@ class ScriptedGeneration:
     prompt_token_ids: list[int]
     params: SamplingParams
     choice_index: int
+    group: str
     cache_salt: str
+    share: Share
     cancelled: list[str] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
 
@@ -86,8 +89,9 @@ class ScriptedEngine:
         params: SamplingParams,
         *,
         request_id: str | None = None,  # noqa: ARG002
+        group: str = "",
         cache_salt: str = "",
-        owner: str = "",  # noqa: ARG002
+        share: Share = NOBODYS,
         priority: int = 0,  # noqa: ARG002
         choice_index: int = 0,
     ) -> ScriptedGeneration:
@@ -97,7 +101,7 @@ class ScriptedEngine:
         if self.cached_tokens is not None:
             stats.num_cached_tokens = next(self.cached_tokens)
         generation = ScriptedGeneration(
-            self.script(choice_index), stats, prompt_token_ids, params, choice_index, cache_salt
+            self.script(choice_index), stats, prompt_token_ids, params, choice_index, group, cache_salt, share
         )
         self.generations.append(generation)
         return generation

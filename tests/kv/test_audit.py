@@ -9,6 +9,7 @@ import pytest
 from octavo.kv.audit import AuditError
 from octavo.kv.block import Block
 from octavo.kv.kv_cache import KVCache
+from octavo.kv.prefix_index import Namespace
 from octavo.scheduler.sequence import Sequence
 
 
@@ -138,7 +139,7 @@ def change_the_tokens_of_a_node(books: Books) -> None:
 def change_the_salt_of_a_node(books: Books) -> None:
     node = books.cached[1].node
     assert node is not None
-    node.salt = "yours"
+    node.namespace = Namespace(salt="yours")
 
 
 def leave_a_node_pending(books: Books) -> None:
@@ -251,7 +252,7 @@ FAULTS: list[tuple[Callable[[Books], None], str]] = [
     (leave_an_empty_bucket, "empty bucket"),
     (swap_two_blocks, "do not point at each other"),
     (change_the_tokens_of_a_node, "filed under another first token"),
-    (change_the_salt_of_a_node, "of salt 'yours' is found under salt ''"),
+    (change_the_salt_of_a_node, "salt='yours'\\) is found in Namespace"),
     (leave_a_node_pending, "marked pending"),
     (change_a_token_of_a_sequence, "block 1 stands for other tokens"),
     (change_the_order_of_a_sequence, "block 0 stands for other tokens"),

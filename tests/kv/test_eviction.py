@@ -13,6 +13,7 @@ from octavo.kv.eviction import MAX_OWNERS, MAX_SHARES
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.prefix_index import PrefixNode
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.share import Share
 
 SIZE = 4
 
@@ -26,7 +27,7 @@ class Home:
 
     def ask(self, prompt: list[int], owner: str = "", *, background: bool = False) -> int:
         """Returns: tokens that were found."""
-        sequence = Sequence("", prompt, owner=owner, background=background)
+        sequence = Sequence("", prompt, share=Share(owner, background=background))
         self.cache.adopt(sequence)
         self.cache.allocate(sequence, len(prompt))
         self.cache.register(sequence, len(prompt))

@@ -6,6 +6,7 @@ import pytest
 
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.pool import PoolExhausted
+from octavo.kv.prefix_index import Namespace
 from octavo.scheduler.sequence import Sequence
 
 SIZE = 4
@@ -27,7 +28,7 @@ def commit(cache: KVCache, **ends: tuple[Sequence, int]) -> None:
 
 
 def computed(cache: KVCache, name: str, prompt: list[int], salt: str = "") -> Sequence:
-    sequence = Sequence(name, prompt, salt=salt)
+    sequence = Sequence(name, prompt, namespace=Namespace(salt=salt))
     compute(cache, sequence)
     commit(cache, it=(sequence, len(prompt)))
     cache.audit([sequence])
@@ -64,8 +65,8 @@ def test_one_token_is_always_left_to_compute() -> None:
 def test_another_salt_finds_nothing() -> None:
     cache = KVCache(100, SIZE)
     computed(cache, "mine", list(range(12)), salt="mine")
-    assert cache.adopt(Sequence("yours", list(range(12)), salt="yours")) == 0
-    assert cache.adopt(Sequence("mine too", list(range(12)), salt="mine")) == 11
+    assert cache.adopt(Sequence("yours", list(range(12)), namespace=Namespace(salt="yours"))) == 0
+    assert cache.adopt(Sequence("mine too", list(range(12)), namespace=Namespace(salt="mine"))) == 11
 
 
 def test_content_is_found_after_its_sequence_has_gone() -> None:

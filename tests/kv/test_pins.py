@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.kv.kv_cache import KVCache
+from octavo.kv.prefix_index import Namespace
 from octavo.scheduler.sequence import Sequence
 from paged_model import PagedServer, solo
 
@@ -42,15 +43,15 @@ def test_a_full_pool_takes_everything_but_what_is_pinned() -> None:
 
 def test_only_whole_known_blocks_are_pinned_and_under_their_salt() -> None:
     cache = KVCache(20, 4)
-    sequence = Sequence("", list(range(10)), salt="mine")
+    sequence = Sequence("", list(range(10)), namespace=Namespace(salt="mine"))
     cache.allocate(sequence, 10)
     cache.register(sequence, 10)
     cache.commit()
     sequence.num_computed_tokens = 10
     cache.free(sequence)
     assert cache.pin(list(range(10))) == 0
-    assert cache.pin(list(range(30)), "mine") == 8
-    assert cache.pin(list(range(4)), "mine") == 4
+    assert cache.pin(list(range(30)), Namespace(salt="mine")) == 8
+    assert cache.pin(list(range(4)), Namespace(salt="mine")) == 4
     cache.audit([])
     assert (cache.num_pinned, cache.num_used, cache.num_shared) == (2, 2, 1)
     cache.unpin_all()

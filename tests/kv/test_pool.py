@@ -5,7 +5,7 @@ import pytest
 from octavo.kv.audit import audit
 from octavo.kv.block import Block
 from octavo.kv.pool import BlockPool, PoolExhausted
-from octavo.kv.prefix_index import PrefixIndex
+from octavo.kv.prefix_index import COMMON, PrefixIndex
 
 
 class Books:
@@ -16,7 +16,7 @@ class Books:
         self.pool = BlockPool(num_blocks, forget=self.index.forget, block_order=block_order)
 
     def make_known(self, block: Block, first_token: int) -> None:
-        self.index.insert(None, (first_token, 0), "", block)
+        self.index.insert(None, (first_token, 0), COMMON, block)
         self.index.commit()
 
     def check(self, *held: Block) -> None:
@@ -66,7 +66,7 @@ def test_known_content_outlives_its_last_reference_until_the_pool_needs_the_bloc
 
     assert books.pool.take(1) == [one]
     assert one.node is None
-    assert books.index.root("") is None
+    assert books.index.root(COMMON) is None
     books.check(one, other)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.kv.block import Block
-from octavo.kv.prefix_index import PrefixIndex
+from octavo.kv.prefix_index import COMMON, Namespace, PrefixIndex
 
 
 def held(block_id: int) -> Block:
@@ -21,9 +21,9 @@ class Collides(int):
 
 def test_a_block_is_found_after_its_parent_and_nowhere_else() -> None:
     index = PrefixIndex()
-    first = index.insert(None, (1, 2), "", Block(0))
-    second = index.insert(first, (3, 4), "", Block(1))
-    root = index.root("")
+    first = index.insert(None, (1, 2), COMMON, Block(0))
+    second = index.insert(first, (3, 4), COMMON, Block(1))
+    root = index.root(COMMON)
     assert root is not None
     assert root.child((1, 2)) is first
     assert first.child((3, 4)) is second
@@ -33,10 +33,10 @@ def test_a_block_is_found_after_its_parent_and_nowhere_else() -> None:
 
 def test_the_same_tokens_under_another_salt_are_another_tree() -> None:
     index = PrefixIndex()
-    index.insert(None, (1, 2), "mine", Block(0))
-    assert index.root("yours") is None
-    yours = index.insert(None, (1, 2), "yours", Block(1))
-    mine = index.root("mine")
+    index.insert(None, (1, 2), Namespace(salt="mine"), Block(0))
+    assert index.root(Namespace(salt="yours")) is None
+    yours = index.insert(None, (1, 2), Namespace(salt="yours"), Block(1))
+    mine = index.root(Namespace(salt="mine"))
     assert mine is not None
     assert mine.child((1, 2)) is not yours
 
@@ -46,8 +46,8 @@ def test_equal_hashes_of_unequal_tokens_do_not_meet() -> None:
     mine = (Collides(1), Collides(2))
     yours = (Collides(1), Collides(3))
     assert hash(mine) == hash(yours)
-    node = index.insert(None, mine, "", Block(0))
-    root = index.root("")
+    node = index.insert(None, mine, COMMON, Block(0))
+    root = index.root(COMMON)
     assert root is not None
     assert root.child(yours) is None
     assert root.child(mine) is node
@@ -55,7 +55,7 @@ def test_equal_hashes_of_unequal_tokens_do_not_meet() -> None:
 
 def test_a_block_is_pending_until_the_step_commits() -> None:
     index = PrefixIndex()
-    node = index.insert(None, (1, 2), "", Block(0))
+    node = index.insert(None, (1, 2), COMMON, Block(0))
     assert node.pending
     assert index.pending == (node,)
     index.commit()
@@ -66,38 +66,38 @@ def test_a_block_is_pending_until_the_step_commits() -> None:
 def test_rollback_forgets_what_the_step_registered_and_nothing_older() -> None:
     index = PrefixIndex()
     blocks = [held(number) for number in range(4)]
-    old = index.insert(None, (1, 2), "", blocks[0])
+    old = index.insert(None, (1, 2), COMMON, blocks[0])
     index.commit()
-    young = index.insert(old, (3, 4), "", blocks[1])
-    index.insert(young, (5, 6), "", blocks[2])
-    index.insert(None, (7, 8), "other", blocks[3])
+    young = index.insert(old, (3, 4), COMMON, blocks[1])
+    index.insert(young, (5, 6), COMMON, blocks[2])
+    index.insert(None, (7, 8), Namespace(salt="other"), blocks[3])
     index.rollback()
     assert [block.node for block in blocks] == [old, None, None, None]
     assert old.child((3, 4)) is None
-    assert index.root("other") is None
-    assert index.root("") is not None
+    assert index.root(Namespace(salt="other")) is None
+    assert index.root(COMMON) is not None
     assert index.pending == ()
 
 
 def test_a_block_of_a_running_step_is_not_forgotten() -> None:
     index = PrefixIndex()
-    node = index.insert(None, (1, 2), "", held(0))
+    node = index.insert(None, (1, 2), COMMON, held(0))
     with pytest.raises(AssertionError, match="before its step has ended"):
         index.forget(node)
     returned = Block(1)
-    index.insert(None, (3, 4), "", returned)
+    index.insert(None, (3, 4), COMMON, returned)
     with pytest.raises(AssertionError, match="before its step had ended"):
         index.rollback()
 
 
 def test_a_root_that_was_looked_up_too_early_is_not_written_to() -> None:
     index = PrefixIndex()
-    only = index.insert(None, (1, 2), "", Block(0))
+    only = index.insert(None, (1, 2), COMMON, Block(0))
     index.commit()
-    stale = index.root("")
+    stale = index.root(COMMON)
     index.forget(only)
-    node = index.insert(stale, (3, 4), "", Block(1))
-    root = index.root("")
+    node = index.insert(stale, (3, 4), COMMON, Block(1))
+    root = index.root(COMMON)
     assert root is not None
     assert root.child((3, 4)) is node
 
@@ -105,7 +105,7 @@ def test_a_root_that_was_looked_up_too_early_is_not_written_to() -> None:
 def test_a_salt_leaves_nothing_behind_when_its_last_block_is_forgotten() -> None:
     index = PrefixIndex()
     for number in range(100):
-        node = index.insert(None, (1, number), f"salt {number}", Block(number))
+        node = index.insert(None, (1, number), Namespace(salt=f"{number}"), Block(number))
         index.commit()
         index.forget(node)
     assert list(index.roots()) == []
@@ -113,8 +113,8 @@ def test_a_salt_leaves_nothing_behind_when_its_last_block_is_forgotten() -> None
 
 def test_a_block_that_others_continue_is_never_forgotten_first() -> None:
     index = PrefixIndex()
-    parent = index.insert(None, (1, 2), "", Block(0))
-    index.insert(parent, (3, 4), "", Block(1))
+    parent = index.insert(None, (1, 2), COMMON, Block(0))
+    index.insert(parent, (3, 4), COMMON, Block(1))
     index.commit()
     with pytest.raises(AssertionError, match="before the blocks that continue it"):
         index.forget(parent)

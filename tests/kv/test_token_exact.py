@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.kv.block import Block
 from octavo.kv.kv_cache import BlockCopy, KVCache
-from octavo.kv.prefix_index import PrefixIndex, common_start
+from octavo.kv.prefix_index import COMMON, Namespace, PrefixIndex, common_start
 from octavo.scheduler.sequence import Sequence
 from paged_model import PagedServer, solo
 
@@ -26,7 +26,7 @@ class Steps:
         self.here: list[Sequence] = []
 
     def plan(self, tokens: Seq[int], salt: str = "") -> Sequence:
-        sequence = Sequence(str(len(self.here)), list(tokens), salt=salt)
+        sequence = Sequence(str(len(self.here)), list(tokens), namespace=Namespace(salt=salt))
         self.here.append(sequence)
         self.cache.adopt(sequence)
         self.cache.allocate(sequence, sequence.num_tokens)
@@ -222,9 +222,9 @@ class CountsComparisons(int):
 def test_a_thousand_siblings_are_not_scanned() -> None:
     index = PrefixIndex()
     for number in range(1000):
-        index.insert(None, (1, number, 0, 0), "", Block(number))
+        index.insert(None, (1, number, 0, 0), COMMON, Block(number))
     index.commit()
-    root = index.root("")
+    root = index.root(COMMON)
     assert root is not None
     CountsComparisons.count = 0
     wanted: Any = tuple(CountsComparisons(token) for token in (1, 500, 0, 7))
@@ -242,9 +242,9 @@ def test_the_longest_start_is_the_longest(
 ) -> None:
     index = PrefixIndex()
     for number, tokens in enumerate(siblings):
-        index.insert(None, tokens, "", Block(number))
+        index.insert(None, tokens, COMMON, Block(number))
     index.commit()
-    root = index.root("")
+    root = index.root(COMMON)
     for number, node in enumerate(
         [child for alike in root.children.values() for child in alike] if root else []
     ):

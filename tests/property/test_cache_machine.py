@@ -12,7 +12,7 @@ from octavo.kv.audit import audit
 from octavo.kv.block import Block
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.pool import BlockPool, PoolExhausted
-from octavo.kv.prefix_index import PrefixIndex, PrefixNode
+from octavo.kv.prefix_index import Namespace, PrefixIndex, PrefixNode
 from octavo.scheduler.sequence import Sequence
 
 SIZE = 2
@@ -42,7 +42,7 @@ class PoolAndIndexMachine(RuleBasedStateMachine):
     def begin(self, salt: str, tokens: list[int]) -> list[Block]:
         """Share what is known of some tokens and compute the rest, as far as there are blocks."""
         chain: list[Block] = []
-        node: PrefixNode | None = self.index.root(salt)
+        node: PrefixNode | None = self.index.root(Namespace(salt=salt))
         words = [tuple(tokens[i : i + SIZE]) for i in range(0, len(tokens) - SIZE + 1, SIZE)]
         for depth, word in enumerate(words):
             path = (salt, tuple(tokens[: (depth + 1) * SIZE]))
@@ -63,7 +63,7 @@ class PoolAndIndexMachine(RuleBasedStateMachine):
             # Its old content is gone, whatever it was.
             self.known = {path: other for path, other in self.known.items() if other is not block}
             chain.append(block)
-            node = self.index.insert(node, word, salt, block)
+            node = self.index.insert(node, word, Namespace(salt=salt), block)
             self.known[path] = block
             self.pending.append(path)
         self.held.append(chain)
@@ -136,13 +136,13 @@ class PoolAndIndexMachine(RuleBasedStateMachine):
     @invariant()
     def known_content_is_found_and_nothing_else(self) -> None:
         found = {}
-        for salt, root in self.index.roots():
+        for namespace, root in self.index.roots():
             stack: list[tuple[PrefixNode, tuple[int, ...]]] = [(root, ())]
             while stack:
                 node, path = stack.pop()
                 for alike in node.children.values():
                     for child in alike:
-                        found[salt, path + child.tokens] = child.block
+                        found[namespace.salt, path + child.tokens] = child.block
                         stack.append((child, path + child.tokens))
         assert found == self.known
 
@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target=sequences, salt=SALTS, prompt=st.lists(TOKENS, min_size=1, max_size=9))
     def arrive(self, salt: str, prompt: list[int]) -> Sequence:
-        sequence = Sequence(f"{len(self.here)}", prompt, salt=salt)
+        sequence = Sequence(f"{len(self.here)}", prompt, namespace=Namespace(salt=salt))
         self.here.append(sequence)
         return sequence
 
@@ -277,7 +277,7 @@ class CacheMachine(RuleBasedStateMachine):
         where: dict[tuple[str, tuple[int, ...]], Block] = {}
         for sequence in self.here:
             for number in range(sequence.num_computed_tokens // SIZE):
-                path = (sequence.salt, tuple(sequence.token_ids[: (number + 1) * SIZE]))
+                path = (sequence.namespace.salt, tuple(sequence.token_ids[: (number + 1) * SIZE]))
                 block = sequence.block_table.blocks[number]
                 assert where.setdefault(path, block) is block
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from octavo.kv.prefix_index import Namespace
 from octavo.scheduler.sequence import Sequence, SequenceStatus
+from octavo.scheduler.share import Share
 from paged_model import PagedServer, solo
 
 
@@ -44,9 +46,8 @@ class Client:
             sequence = Sequence(
                 f"{self.name}-{number}-{choice}",
                 asked.prompt,
-                salt=asked.salt,
-                owner=self.name,
-                background=rng.random() < 0.2,
+                namespace=Namespace(salt=asked.salt),
+                share=Share(self.name, background=rng.random() < 0.2),
             )
             server.admit(sequence, asked.max_tokens)
             self.open[sequence] = asked

@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.api.caller import caller_of
 from octavo.api.errors import APIError, invalid
-from octavo.api.owner import owner_of
 from octavo.api.served_model import ServedModel
 from octavo.engine.conversations import PrefixBreak, Tokens
 from octavo.engine.records import (
@@ -101,7 +101,7 @@ class RequestEndpoints:
 
     async def list(self, request: Request) -> Response:
         """The latest submitted first; texts only one by one."""
-        owner = owner_of(request, request.query_params.get("user"))
+        owner = caller_of(request, request.query_params.get("user")).owner
         records = self._served.records.of(owner)
         return _json(RequestList([await self._body(record, with_text=False) for record in records]))
 
@@ -109,7 +109,8 @@ class RequestEndpoints:
         """Raises APIError 404 for an id that is unknown, forgotten or of somebody else; 400."""
         with_text = _flag(request, "text")
         request_id = request.path_params["request_id"]
-        record = self._served.records.find(owner_of(request, request.query_params.get("user")), request_id)
+        owner = caller_of(request, request.query_params.get("user")).owner
+        record = self._served.records.find(owner, request_id)
         if record is None:
             raise APIError(
                 404,

@@ -33,10 +33,12 @@ from octavo.engine.request import Request, RequestRefused
 from octavo.engine.step_loop import BatchStepper, StepLoop
 from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
+from octavo.kv.prefix_index import Namespace
 from octavo.model.available_memory import available_memory, machine_memory
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.share import NOBODYS, Share
 
 if TYPE_CHECKING:
     from octavo.engine.sampling_params import SamplingParams
@@ -233,18 +235,18 @@ class Engine:
         params: SamplingParams,
         *,
         request_id: str | None = None,
+        group: str = "",
         cache_salt: str = "",
-        owner: str = "",
-        background: bool = False,
+        share: Share = NOBODYS,
         priority: int = 0,
         choice_index: int = 0,
     ) -> Generation:
         """Queue one choice. Choices of one prompt are submitted one by one and share its blocks.
 
-        request_id: for the log; need not be unique. cache_salt: prompts share blocks only under an equal
-        salt. owner, background: whose cached content the request's is, and whether nobody waits for it, when
-        some must be forgotten (`EvictionOrder`). priority: the lower, the sooner; others pause for it where
-        the pool is full.
+        request_id: for the log; need not be unique. group, cache_salt: prompts share blocks only where both
+        are equal.
+        share: whose the request is, for fairness and when cached content must be forgotten (`EvictionOrder`).
+        priority: the lower, the sooner; others pause for it where the pool is full.
         choice_index: the choice's own random stream under an equal seed.
 
         Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
@@ -266,9 +268,8 @@ class Engine:
         sequence = Sequence(
             sequence_id,
             prompt_token_ids,
-            salt=cache_salt,
-            owner=owner,
-            background=background,
+            namespace=Namespace(group, cache_salt),
+            share=share,
             priority=priority,
         )
         with self._lock:
@@ -290,7 +291,7 @@ class Engine:
             self._loop.commands.put(partial(self._loop.add, request))
         return Generation(request, self)
 
-    def pin_prefix(self, token_ids: list[int], *, cache_salt: str = "") -> int:
+    def pin_prefix(self, token_ids: list[int], *, group: str = "", cache_salt: str = "") -> int:
         """Compute a beginning of prompts now, and hold its whole blocks until the engine closes.
 
         Of a started engine; comes back when it is done.
@@ -308,10 +309,10 @@ class Engine:
                 f"it has {len(token_ids):,} tokens, and whole blocks of {self.config.block_size} are held"
             )
         once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        for _ in self.submit(token_ids, once, request_id="pinned-prefix", cache_salt=cache_salt):
+        for _ in self.submit(token_ids, once, request_id="pinned-prefix", group=group, cache_salt=cache_salt):
             pass
         held: SimpleQueue[int] = SimpleQueue()
-        self._loop.commands.put(lambda: held.put(self._cache.pin(token_ids, cache_salt)))
+        self._loop.commands.put(lambda: held.put(self._cache.pin(token_ids, Namespace(group, cache_salt))))
         return held.get()
 
     def cancel(self, request: Request) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.scheduler.plan import PreemptionReason
+from octavo.scheduler.share import Share as Share
 
 if TYPE_CHECKING:
     from octavo.kernels import Sampler

@@ -200,7 +200,7 @@ class StepLoop:
     def _step(self) -> bool:
         """Plan and compute one step; False if there is nothing to compute."""
         try:
-            plan = self._scheduler.step()
+            plan = self._scheduler.step(time.monotonic())
         except Exception as error:
             self._fail_all(error)
             return False

@@ -128,11 +128,11 @@ def _audit_references(pool: BlockPool, sequences: list[TokenSequence], pinned: I
 
 def _audit_index(pool: BlockPool, index: PrefixIndex, block_size: int, held: set[Block]) -> None:
     nodes: list[PrefixNode] = []
-    for salt, root in index.roots():
-        if root.salt != salt or root.tokens or root.block is not None:
-            raise AuditError(f"the root of salt {salt!r} stands for something else")
+    for namespace, root in index.roots():
+        if root.namespace != namespace or root.tokens or root.block is not None:
+            raise AuditError(f"the root of {namespace} stands for something else")
         if not root.children:
-            raise AuditError(f"the root of salt {salt!r} was left with nothing under it")
+            raise AuditError(f"the root of {namespace} was left with nothing under it")
         unvisited = [root]
         while unvisited:
             parent = unvisited.pop()
@@ -166,8 +166,8 @@ def _audit_children(parent: PrefixNode) -> list[PrefixNode]:
                 raise AuditError(f"{node.block} is filed under another first token than its own")
             if node.parent is not parent:
                 raise AuditError(f"{node.block} names another parent than the one it is under")
-            if node.salt != parent.salt:
-                raise AuditError(f"{node.block} of salt {node.salt!r} is found under salt {parent.salt!r}")
+            if node.namespace != parent.namespace:
+                raise AuditError(f"{node.block} of {node.namespace} is found in {parent.namespace}")
             children.append(node)
     return children
 
@@ -201,7 +201,7 @@ def _audit_chain(sequence: TokenSequence, index: PrefixIndex, block_size: int) -
             f"{sequence}: {computed} tokens computed, {len(sequence.token_ids)} known, "
             f"{len(table)} blocks held"
         )
-    parent = index.root(sequence.salt)
+    parent = index.root(sequence.namespace)
     for position in range(computed // block_size):
         node = table.blocks[position].node
         if node is None:

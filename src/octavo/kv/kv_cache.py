@@ -10,7 +10,7 @@ from octavo.kv.block import Block
 from octavo.kv.block_table import BlockTable
 from octavo.kv.pool import BlockPool
 from octavo.kv.pool_pages import PoolPages
-from octavo.kv.prefix_index import PrefixIndex, PrefixNode, common_start
+from octavo.kv.prefix_index import COMMON, Namespace, PrefixIndex, PrefixNode, common_start
 
 
 class TokenSequence(Protocol):
@@ -20,8 +20,8 @@ class TokenSequence(Protocol):
         |<----- num_computed_tokens ----->|<-- this step -->|              |
         |<------------ block_table: whole blocks ------------->|
 
-    `num_seen_tokens` is the furthest that `num_computed_tokens` has been before a preemption. Equal `salt`
-    shares content; `owner` and `background` say only whose content is forgotten first.
+    `num_seen_tokens` is the furthest that `num_computed_tokens` has been before a preemption. Equal
+    `namespace` shares content; `owner` and `background` say only whose content is forgotten first.
     """
 
     token_ids: list[int]
@@ -29,7 +29,7 @@ class TokenSequence(Protocol):
     num_computed_tokens: int
     num_cached_tokens: int
     num_seen_tokens: int
-    salt: str
+    namespace: Namespace
     owner: str
     background: bool
     block_table: BlockTable
@@ -145,10 +145,10 @@ class KVCache:
         # Blocks whose start was copied for somebody to go on in.
         self.num_copied = 0
         self._copies: list[tuple[Block, Block]] = []
-        # Who is writing a block that is not full, by what that block continues: an index node, or a salt for
-        # the first block. So others find what is computed of it.
-        self._writers: dict[PrefixNode | str, dict[TokenSequence, None]] = {}
-        self._writes_after: dict[TokenSequence, PrefixNode | str] = {}
+        # Who is writing a block that is not full, by what that block continues: an index node, or a
+        # namespace for the first block. So others find what is computed of it.
+        self._writers: dict[PrefixNode | Namespace, dict[TokenSequence, None]] = {}
+        self._writes_after: dict[TokenSequence, PrefixNode | Namespace] = {}
         self._moved: dict[TokenSequence, int] = {}
         self._pinned: list[Block] = []
 
@@ -256,7 +256,7 @@ class KVCache:
         self, sequence: TokenSequence, node: PrefixNode | None, start: int
     ) -> tuple[Block | None, int]:
         """Of the tokens from `start`, a block border, up to the last but one: the block that has most of the
-        first of them, after `node` (None: the first block under a salt nobody has used)."""
+        first of them, after `node` (None: the first block in a namespace nobody has used)."""
         if node is not None and node.pending:
             return None, 0
         wanted = tuple(sequence.token_ids[start : min(start + self.block_size, len(sequence.token_ids) - 1)])
@@ -266,7 +266,7 @@ class KVCache:
             known, num_more = node.longest_start(wanted)
             if known is not None:
                 source = known.block
-        key = sequence.salt if node is None or node.parent is None else node
+        key = sequence.namespace if node is None or node.parent is None else node
         for writer in self._writers.get(key, ()):
             if writer is not sequence:
                 written = writer.token_ids[start : min(start + len(wanted), writer.num_computed_tokens)]
@@ -377,7 +377,7 @@ class KVCache:
             tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
             twin = parent and parent.child(tokens)
             if twin is None:
-                parent = self._index.insert(parent, tokens, sequence.salt, blocks[index])
+                parent = self._index.insert(parent, tokens, sequence.namespace, blocks[index])
                 parent.owner, parent.background = sequence.owner, sequence.background
             else:
                 assert twin.block is not None
@@ -402,7 +402,7 @@ class KVCache:
         for sequence, num_full in self._moved.items():
             self._stop_writing(sequence)
             node = self._tip(sequence, num_full)
-            key = sequence.salt if node is None or node.parent is None else node
+            key = sequence.namespace if node is None or node.parent is None else node
             self._writers.setdefault(key, {})[sequence] = None
             self._writes_after[sequence] = key
         self._adoptions.clear()
@@ -446,7 +446,7 @@ class KVCache:
         parent = self._tip(sequence, position)
         if parent is not None and parent.longest_start(tokens).num_tokens == len(tokens):
             return None
-        node = self._index.insert_partial(parent, tokens, sequence.salt, block)
+        node = self._index.insert_partial(parent, tokens, sequence.namespace, block)
         node.owner, node.background = sequence.owner, sequence.background
         return node
 
@@ -463,12 +463,12 @@ class KVCache:
 
     # What is never given up.
 
-    def pin(self, token_ids: Sequence[int], salt: str = "") -> int:
+    def pin(self, token_ids: Sequence[int], namespace: Namespace = COMMON) -> int:
         """Hold the known whole blocks at the beginning of these tokens until `unpin_all`. Between steps.
 
         Returns: tokens that are held now; blocks that are not known are not computed here.
         """
-        size, node = self.block_size, self._index.root(salt)
+        size, node = self.block_size, self._index.root(namespace)
         num_pinned = 0
         for start in range(0, len(token_ids) - size + 1, size):
             node = node and node.child(tuple(token_ids[start : start + size]))
@@ -506,13 +506,13 @@ class KVCache:
             raise AuditError("the lists of who writes after which block do not agree")
         for key, sequence in listed:
             node = self._tip(sequence, sequence.num_computed_tokens // self.block_size)
-            if key != (sequence.salt if node is None or node.parent is None else node):
+            if key != (sequence.namespace if node is None or node.parent is None else node):
                 raise AuditError(f"{sequence} is said to write after another block than it does")
 
     def _tip(self, sequence: TokenSequence, num_full: int) -> PrefixNode | None:
-        """The node of a sequence's last full computed block; its salt's root, if there is no such block."""
+        """The node of a sequence's last full computed block; its namespace's root where there is none."""
         if num_full == 0:
-            return self._index.root(sequence.salt)
+            return self._index.root(sequence.namespace)
         return sequence.block_table.blocks[num_full - 1].node
 
     def _stop_writing(self, sequence: TokenSequence) -> None:

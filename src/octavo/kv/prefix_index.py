@@ -11,10 +11,26 @@ from octavo.kv.block import Block
 Tokens = tuple[int, ...]
 
 
-class PrefixNode:
-    """One block of known content: these tokens, after everything its parents say, under one salt.
+class Namespace(NamedTuple):
+    """Who shares content: those of one group, under one salt. Equal in both, or nothing is found.
 
-    `block` is where the keys and values are. A root stands for a salt, has no tokens and no block.
+    group: of people (a household, or one key alone), given by the server's owner. salt: what a request
+    itself asks for.
+    """
+
+    group: str = ""
+    salt: str = ""
+
+
+COMMON = Namespace()
+"""Where everybody is who says nothing else."""
+
+
+class PrefixNode:
+    """One block of known content: these tokens, after everything its parents say, in one namespace.
+
+    `block` is where the keys and values are. A root stands for a namespace, has no tokens
+    and no block.
     `pending` until the step that computes the block has returned. What follows says how worth keeping it is:
     `owner`, who used it last; `background`, whether only background work has; `ends_turn`, whether an answer
     ended here and nothing has gone on; `is_fork`, whether ways have parted here. `last_used` and `ticket`
@@ -31,18 +47,20 @@ class PrefixNode:
         "ends_turn",
         "is_fork",
         "last_used",
+        "namespace",
         "owner",
         "parent",
         "pending",
-        "salt",
         "ticket",
         "tokens",
     )
 
-    def __init__(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block | None) -> None:
+    def __init__(
+        self, parent: PrefixNode | None, tokens: Tokens, namespace: Namespace, block: Block | None
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
-        self.salt = salt
+        self.namespace = namespace
         self.block = block
         self.pending = block is not None
         self.owner = ""
@@ -113,49 +131,53 @@ def _tokens(node: PrefixNode) -> Tokens:
 
 
 class PrefixIndex:
-    """A tree of blocks for each salt; equal salt and equal tokens are the only way to find one.
+    """A tree of blocks for each namespace; that and equal tokens are the only way to find one.
 
-        salt "" - [The cat sat on] - [the mat and then]      a node is (parent, tokens, salt)
-                                   \\ [the hat of a man]      it has exactly one block
-                                   \\ [the mat]               partial
-        salt "b" - [The cat sat on]                          same tokens, other salt: another tree
+        ("", "")  - [The cat sat on] - [the mat and then]    a node is (parent, tokens, namespace)
+                                     \\ [the hat of a man]    it has exactly one block
+                                     \\ [the mat]             partial
+        ("", "b") - [The cat sat on]                         same tokens, other salt: another tree
 
     A node whose block is about to be written is forgotten. Only leaves are (`EvictionOrder`), and a sequence
     holds every block before its last, so no node ever loses its parent.
     """
 
     def __init__(self) -> None:
-        self._roots: dict[str, PrefixNode] = {}
+        self._roots: dict[Namespace, PrefixNode] = {}
         self._pending: list[PrefixNode] = []
 
-    def root(self, salt: str) -> PrefixNode | None:
-        """The root of a salt's tree, or None while nothing is known under this salt."""
-        return self._roots.get(salt)
+    def root(self, namespace: Namespace) -> PrefixNode | None:
+        """The root of a namespace's tree, or None while nothing is known there."""
+        return self._roots.get(namespace)
 
-    def insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
+    def insert(
+        self, parent: PrefixNode | None, tokens: Tokens, namespace: Namespace, block: Block
+    ) -> PrefixNode:
         """Make a block findable as these tokens after `parent` (None: at the beginning); pending for now.
 
         Cost: O(block_size log siblings), and moving pointers to those behind it.
         """
-        node = self._insert(parent, tokens, salt, block)
+        node = self._insert(parent, tokens, namespace, block)
         self._pending.append(node)
         return node
 
     def insert_partial(
-        self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block
+        self, parent: PrefixNode | None, tokens: Tokens, namespace: Namespace, block: Block
     ) -> PrefixNode:
         """Make the first slots of a block findable, which an earlier step has computed; nobody is to write
         the block while its node lives. Cost: as `insert`."""
-        node = self._insert(parent, tokens, salt, block)
+        node = self._insert(parent, tokens, namespace, block)
         node.pending = False
         return node
 
-    def _insert(self, parent: PrefixNode | None, tokens: Tokens, salt: str, block: Block) -> PrefixNode:
+    def _insert(
+        self, parent: PrefixNode | None, tokens: Tokens, namespace: Namespace, block: Block
+    ) -> PrefixNode:
         assert block.node is None, f"{block} already stands for other tokens"
         if parent is None or parent.parent is None:
             # A root that the caller looked up may have lost its last child since, and its place with it.
-            parent = self._roots.setdefault(salt, PrefixNode(None, (), salt, None))
-        node = PrefixNode(parent, tokens, salt, block)
+            parent = self._roots.setdefault(namespace, PrefixNode(None, (), namespace, None))
+        node = PrefixNode(parent, tokens, namespace, block)
         parent.is_fork |= bool(parent.children)
         parent.ends_turn = False
         alike = parent.children.setdefault(tokens[0], [])
@@ -198,13 +220,13 @@ class PrefixIndex:
         if not alike:
             del parent.children[node.tokens[0]]
             if parent.parent is None and not parent.children:
-                del self._roots[node.salt]
+                del self._roots[node.namespace]
 
     @property
     def pending(self) -> tuple[PrefixNode, ...]:
         """What this step registered so far, in order."""
         return tuple(self._pending)
 
-    def roots(self) -> Iterator[tuple[str, PrefixNode]]:
-        """Every salt and its root. For the audit."""
+    def roots(self) -> Iterator[tuple[Namespace, PrefixNode]]:
+        """Every namespace and its root. For the audit."""
         return iter(self._roots.items())

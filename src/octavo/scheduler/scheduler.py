@@ -74,6 +74,7 @@ class Scheduler:
         self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
         self._num_arrived = 0
+        self._now = 0.0
         self._open_plan: StepPlan | None = None
 
     # Who is here.
@@ -137,8 +138,12 @@ class Scheduler:
 
     # A step.
 
-    def step(self) -> StepPlan:
-        """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit."""
+    def step(self, now: float = 0.0) -> StepPlan:
+        """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit.
+
+        now: seconds of a clock that never goes back.
+        """
+        self._now = now
         assert self._open_plan is None, "the step before has neither been committed nor rolled back"
         active = [sequence for sequence in self._running if not sequence.held]
         order = self._in_order(active)[: self.config.max_num_seqs]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 
 from octavo.kv.block_table import BlockTable
+from octavo.kv.prefix_index import COMMON, Namespace
+from octavo.scheduler.share import NOBODYS, Share
 
 
 class SequenceStatus(Enum):
@@ -40,6 +42,7 @@ class Sequence:
         "background",
         "block_table",
         "held",
+        "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_lost_tokens",
@@ -48,8 +51,8 @@ class Sequence:
         "num_seen_tokens",
         "owner",
         "priority",
-        "salt",
         "sequence_id",
+        "share",
         "status",
         "token_ids",
     )
@@ -59,9 +62,8 @@ class Sequence:
         sequence_id: str,
         prompt_token_ids: list[int],
         *,
-        salt: str = "",
-        owner: str = "",
-        background: bool = False,
+        namespace: Namespace = COMMON,
+        share: Share = NOBODYS,
         priority: int = 0,
     ) -> None:
         if not prompt_token_ids:
@@ -69,10 +71,11 @@ class Sequence:
         self.sequence_id = sequence_id
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
-        # Who shares its content, and whose it is when some must be forgotten.
-        self.salt = salt
-        self.owner = owner
-        self.background = background
+        # Who shares its content, and whose it is: for fairness, and when some must be forgotten.
+        self.namespace = namespace
+        self.share = share
+        self.owner = share.account
+        self.background = share.background
         # The lower, the more entitled; among equals who came first.
         self.priority = priority
         self.status = SequenceStatus.WAITING

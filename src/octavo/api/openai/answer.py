@@ -18,6 +18,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.api.caller import Caller
 from octavo.api.disconnect import ClientDisconnected, until_disconnect
 from octavo.api.errors import from_exception, invalid, log_fault
 from octavo.api.openai.choices import ChoiceStream, Piece, WholeChoice, collect, merged
@@ -25,7 +26,6 @@ from octavo.api.openai.requests import GenerationRequest
 from octavo.api.openai.responses import PromptTokensDetails, Usage
 from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
-from octavo.engine.conversations import Owner
 from octavo.engine.request import RequestRefused
 from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
 
@@ -78,7 +78,7 @@ class Answer:
         *,
         request_id: str,
         created: int,
-        owner: Owner,
+        caller: Caller,
         cache_salt: str,
         priority: int,
         prompt_param: str,
@@ -87,7 +87,7 @@ class Answer:
     ) -> None:
         """Hand every choice to the engine, or none, and begin its record.
 
-        created: seconds since 1970. owner: who may see the record, and whose account pays for cached blocks.
+        created: seconds since 1970.
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
@@ -107,15 +107,16 @@ class Answer:
                     token_ids,
                     self._with_limit(params, len(token_ids), default_max_tokens),
                     request_id=request_id if count == 1 else f"{request_id}-{index}",
+                    group=caller.group,
                     cache_salt=cache_salt,
-                    owner=owner.account.hex(),
+                    share=caller.share,
                     priority=priority,
                     choice_index=choice_index,
                 )
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
             self._served.records.open(
                 request_id,
-                owner,
+                caller.owner,
                 self._prompts,
                 [choice.generation for choice in self._choices],
                 cache_salt=cache_salt,
