@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from api.scripted_engine import Script, ScriptedEngine
 from octavo.api.app import create_app
+from octavo.api.keys import Key, Keyring
 from octavo.api.listener import base_url, listen
 from octavo.model.gguf import GGUFFile
 from octavo.text.chat_template import ChatTemplate
@@ -58,6 +59,11 @@ def serving(app: Starlette) -> Iterator[httpx.Client]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+
+
+def of_api_key(key: str) -> Keyring:
+    """What `--api-key KEY` makes."""
+    return Keyring(flag_key=Key.of_flag(key))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Gene
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.config import EngineConfig
@@ -81,6 +81,7 @@ class ScriptedEngine:
         self.is_healthy = True
         self.cached_tokens: Iterator[int] | None = None
         self.kv_cache_calls: list[int | str] = []
+        self.kv_quotas: list[dict[str, int]] = []
         self.kv_cache_refusal: Exception | None = None
 
     def submit(
@@ -105,6 +106,9 @@ class ScriptedEngine:
         )
         self.generations.append(generation)
         return generation
+
+    def set_kv_quotas(self, quotas: Mapping[str, int]) -> None:
+        self.kv_quotas.append(dict(quotas))
 
     def kv_cache_status(self) -> KVCacheStatus:
         return self._kv_cache("status")

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.conftest import of_api_key
 from api.scripted_engine import ScriptedEngine
 from octavo.engine.kv_memory import KVCacheRefused
 from octavo.engine.request import RequestRefused
@@ -29,7 +30,7 @@ STATUS = {
 
 @pytest.fixture
 def keyed(scripted: Scripted) -> tuple[httpx.Client, ScriptedEngine]:
-    client, engine = scripted([], api_key="secret")
+    client, engine = scripted([], keyring=of_api_key("secret"))
     client.headers.update(KEY)
     return client, engine
 
@@ -56,7 +57,7 @@ def test_a_server_without_a_key_refuses_everybody_and_says_how_to_set_one(
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_without_the_key_it_is_refused(scripted: Scripted, method: str) -> None:
-    client, engine = scripted([], api_key="secret")
+    client, engine = scripted([], keyring=of_api_key("secret"))
     error = error_of(client.request(method, PATH, json={"release": True}), 401)
     assert error["code"] == "invalid_api_key"
     assert engine.kv_cache_calls == []

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.conftest import of_api_key
 from api.scripted_engine import ScriptedEngine, deltas
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ CHAT = {"messages": [{"role": "user", "content": "the user"}]}
     [None, "", "Bearer", "Bearer wrong", "Basic c2VjcmV0", "secret", "Bearer secret2", "Bearer sécret"],
 )
 def test_without_the_key_nothing_is_answered_but_health(scripted: Scripted, given: str | None) -> None:
-    client, engine = scripted([30.0], api_key="secret")
+    client, engine = scripted([30.0], keyring=of_api_key("secret"))
     headers = {} if given is None else {b"Authorization": given.encode()}
     for method, path in [
         ("POST", "/v1/chat/completions"),
@@ -46,7 +47,7 @@ def test_without_the_key_nothing_is_answered_but_health(scripted: Scripted, give
 
 @pytest.mark.parametrize("key", ["secret", "schlüssel-鍵"])
 def test_with_the_key_it_is(scripted: Scripted, tokenizer: Tokenizer, key: str) -> None:
-    client, _ = scripted(deltas(tokenizer.encode("the")), api_key=key)
+    client, _ = scripted(deltas(tokenizer.encode("the")), keyring=of_api_key(key))
     headers = {b"Authorization": f"bearer {key}".encode()}
     assert client.post("/v1/chat/completions", headers=headers, json=CHAT).status_code == 200
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.conftest import of_api_key
 from api.scripted_engine import ScriptedEngine, deltas, failure
 from octavo.engine.records import MAX_FINISHED, MAX_FINISHED_OF_ACCOUNT
 from octavo.engine.request import Delta
@@ -124,7 +125,7 @@ def test_a_request_of_somebody_else_is_as_unknown_as_none(scripted: Scripted, to
 
 
 def test_the_key_owns_a_request_wherever_it_was_asked_from(scripted: Scripted, tokenizer: Tokenizer) -> None:
-    client, _ = scripted(deltas(tokenizer.encode("the")), api_key="secret")
+    client, _ = scripted(deltas(tokenizer.encode("the")), keyring=of_api_key("secret"))
     headers = {"Authorization": "Bearer secret"}
     with from_address(client, "127.0.0.2", headers=headers) as here:
         request_id = ask(here)

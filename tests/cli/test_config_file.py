@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.config_file import BadConfig, ConfigFile, PinnedPrefix
+from octavo.cli.config_file import ConfigFile, PinnedPrefix
+from octavo.cli.config_place import BadConfig
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -42,7 +43,7 @@ def test_an_empty_file_says_nothing(text: str, tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[kv-cache", "is not TOML"),
-        ("port = 1", "'port' means nothing here; there is kv-cache"),
+        ("port = 1", "'port' means nothing here; there is keys, kv-cache"),
         ("kv-cache = 3", "'kv-cache' must be a table, not int"),
         ("[kv-cache]\npins = 1", "'kv-cache.pins' means nothing here; there is pinned-prefixes"),
         ("[kv-cache]\npinned-prefixes = 'a'", "'kv-cache.pinned-prefixes' must be a list of tables, not str"),

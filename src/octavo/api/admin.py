@@ -1,6 +1,8 @@
 """`/admin/kv-cache`: what the KV cache may take and takes; another budget; cold blocks back to the system.
+`/admin/keys`: who may use the server, and how much.
 
-For whoever owns the server, so only where an API key is configured; `BearerAuth` has then asked for it.
+For whoever owns the server, so only where API keys are configured, and for an admin key; `KeyAuth` has then
+asked for one.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.api.auth import key_of
 from octavo.api.body import decode, read_body
 from octavo.api.errors import APIError, invalid
+from octavo.api.keys import Keyring
 from octavo.api.served_model import ServedModel
 from octavo.engine.kv_memory import KVCacheRefused, KVCacheStatus
 from octavo.engine.memory import parse_bytes
@@ -58,22 +62,28 @@ _decoder = msgspec.json.Decoder(KVCacheRequest)
 
 
 class AdminEndpoints:
-    """keyed: whether the server has an API key."""
-
-    def __init__(self, served: ServedModel, *, keyed: bool) -> None:
+    def __init__(self, served: ServedModel, keyring: Keyring) -> None:
         self._served = served
-        self._keyed = keyed
+        self._keyring = keyring
+
+    async def keys(self, request: Request) -> Response:
+        """The keys in the order of the file, what each allows, and what is left of its tokens this minute;
+        never a hash."""
+        self._check_admin(request)
+        keys = [
+            {
+                "object": "key",
+                **live.settings.described(),
+                "tokens_left": None if live.bucket is None else live.bucket.remaining,
+            }
+            for live in self._keyring.live
+        ]
+        return Response(msgspec.json.encode({"object": "list", "data": keys}), media_type="application/json")
 
     async def kv_cache(self, request: Request) -> Response:
         """GET: how it stands. POST: change it, then how it stands. The engine is waited for, so in a
         thread."""
-        if not self._keyed:
-            raise APIError(
-                403,
-                f"{request.url.path} is only there for the owner, and this server has no API key to tell who "
-                "that is; start it with --api-key KEY or OCTAVO_API_KEY.",
-                code="api_key_not_configured",
-            )
+        self._check_admin(request)
         engine = self._served.engine
         if request.method != "POST":
             return self._answer(await asyncio.to_thread(engine.kv_cache_status))
@@ -92,6 +102,24 @@ class AdminEndpoints:
                 param="kv_cache_memory",
             ) from None
         return self._answer(status)
+
+    def _check_admin(self, request: Request) -> None:
+        """Raises APIError 403."""
+        path = request.url.path
+        key = key_of(request)
+        if key is None:
+            raise APIError(
+                403,
+                f"{path} is only there for the owner, and this server has no API key to tell who that is: "
+                "'octavo keys add NAME --admin' makes one, or start it with --api-key KEY or OCTAVO_API_KEY.",
+                code="api_key_not_configured",
+            )
+        if not key.settings.admin:
+            raise APIError(
+                403,
+                f"{path} is only there for an admin key, and the key '{key.settings.name}' is none.",
+                code="admin_required",
+            )
 
     def _answer(self, status: KVCacheStatus) -> Response:
         body = KVCacheAnswer(

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.api.admin import AdminEndpoints
-from octavo.api.auth import BearerAuth
+from octavo.api.auth import KeyAuth, key_of
 from octavo.api.errors import APIError, ErrorBoundary, answer
+from octavo.api.key_limits import longest_request
+from octavo.api.keys import Keyring
 from octavo.api.openai.chat import ChatCompletions
 from octavo.api.openai.completions import Completions
 from octavo.api.openai.unsupported import UnknownFields
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """`max_model_len`: the longest request in tokens, prompt and answer together; vLLM's field."""
+    """`max_model_len`: the longest request in tokens that the caller may send, prompt and answer together;
+    vLLM's field."""
 
     id: str
     object: str = "model"
@@ -53,24 +56,25 @@ def create_app(
     chat_template: ChatTemplate | None,
     model_id: str,
     *,
-    api_key: str | None = None,
+    keyring: Keyring | None = None,
     log_content: bool = False,
 ) -> Starlette:
     """The ASGI application over one started engine. It owns nothing: whoever made the engine closes it.
 
-    api_key: asked for as a Bearer token on every route but /health; None asks for none, and /admin refuses.
+    keyring: the keys that are asked for on every route but /health; where there are none nobody is asked, and
+    /admin refuses. The engine is told their quotas.
     log_content: let the log hold prompts, answers, and exceptions that may quote them.
     """
+    keyring = keyring if keyring is not None else Keyring()
+    keyring.tell_quotas(engine.set_kv_quotas)
     served = ServedModel(model_id, engine, tokenizer, chat_template)
     unknown_fields = UnknownFields()
     tokens = TokenEndpoints(served, unknown_fields)
     status = StatusEndpoints(served)
     requests = RequestEndpoints(served)
-    admin = AdminEndpoints(served, keyed=api_key is not None)
+    admin = AdminEndpoints(served, keyring)
 
-    middleware = [Middleware(ErrorBoundary, log_content=log_content)]
-    if api_key is not None:
-        middleware.append(Middleware(BearerAuth, api_key=api_key))
+    middleware = [Middleware(ErrorBoundary, log_content=log_content), Middleware(KeyAuth, keyring=keyring)]
     post = ["POST"]
     routes = [
         Route(
@@ -91,6 +95,7 @@ def create_app(
         Route("/detokenize", tokens.detokenize, methods=post),
         Route("/health", status.health),
         Route("/metrics", status.metrics),
+        Route("/admin/keys", admin.keys),
         Route("/admin/kv-cache", admin.kv_cache, methods=["GET", *post]),
     ]
     expected = (APIError, HTTPException, RequestFailed, InvalidParameter, ChatTemplateError, InvalidText)
@@ -105,12 +110,12 @@ class StatusEndpoints:
     def __init__(self, served: ServedModel) -> None:
         self._served = served
 
-    async def models(self, _: Request) -> Response:
-        return _json(ModelList([self._card()]))
+    async def models(self, request: Request) -> Response:
+        return _json(ModelList([self._card(request)]))
 
     async def model(self, request: Request) -> Response:
         self._served.check_name(request.path_params["name"])
-        return _json(self._card())
+        return _json(self._card(request))
 
     async def health(self, _: Request) -> Response:
         """200 while work progresses or there is none; 503 when there is work and no step has completed for a
@@ -128,9 +133,10 @@ class StatusEndpoints:
         registry.register(self._served.engine.collector)
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def _card(self) -> ModelCard:
+    def _card(self, request: Request) -> ModelCard:
         served = self._served
-        return ModelCard(id=served.id, created=served.created, max_model_len=served.longest_request)
+        longest = longest_request(key_of(request), served.longest_request)
+        return ModelCard(id=served.id, created=served.created, max_model_len=longest)
 
 
 def _json(body: object) -> Response:

@@ -7,35 +7,55 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from octavo.api.auth import KEY_DIGEST
+from octavo.api.auth import key_of
+from octavo.api.keys import LiveKey
 from octavo.engine.conversations import Owner
 from octavo.engine.request import Share
 
 
 class Caller(NamedTuple):
     """owner: who may see what is recorded of the request. share: on whose part of the machine it is computed.
-    group: of people, who share cached content among them."""
+    group: of people, who share cached content among them. key: its limits; None where no keys are asked for.
+    """
 
     owner: Owner
     share: Share
     group: str
+    key: LiveKey | None = None
+
+    @property
+    def admin(self) -> bool:
+        """Whether it may see and change what is everybody's."""
+        return self.key is not None and self.key.settings.admin
 
 
-def caller_of(request: Request, user: str | None) -> Caller:
+def caller_of(request: Request, user: str | None, *, background: bool = False) -> Caller:
     """The caller of an HTTP request whose `user` field, or query parameter, says `user`; "" is none.
+
+    background: the request asks for it itself; what a key is for stays background without being asked.
 
     Only a key that the server asked for counts: without one, clients send whatever their library wants, and
     two of them may send the same. The address is that of the connection, or what a proxy on this machine says
     in X-Forwarded-For (uvicorn's rule; FORWARDED_ALLOW_IPS names other proxies): behind one that says nothing
     everybody is one caller.
+
+    A key's share goes by its name, which a new key for the same person takes over. Its records go by the key
+    itself: whoever is called the same later reads nothing of before.
     """
-    key_digest = request.scope.get(KEY_DIGEST)
-    if key_digest is not None:
-        account = b"key " + key_digest
-    else:
-        account = b"address " + (request.client.host.encode() if request.client is not None else b"")
-    owner = Owner(_digest(account), _digest((user or "").encode("utf-8", "surrogatepass")))
-    return Caller(owner, Share(owner.account.hex(), owner.user.hex() if user else ""), group="")
+    user_digest = _digest((user or "").encode("utf-8", "surrogatepass"))
+    share_user = user_digest.hex() if user else ""
+    key = key_of(request)
+    if key is not None:
+        mine = key.settings
+        return Caller(
+            Owner(_digest(b"key " + mine.digest), user_digest),
+            Share(mine.account, share_user, weight=mine.weight, background=mine.background or background),
+            mine.sharing_group,
+            key,
+        )
+    address = _digest(b"address " + (request.client.host.encode() if request.client is not None else b""))
+    share = Share(f"address:{address.hex()}", share_user, background=background)
+    return Caller(Owner(address, user_digest), share, group="")
 
 
 def _digest(name: bytes) -> bytes:

@@ -6,9 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.api.auth import key_of
 from octavo.api.body import decode, offload, read_body
 from octavo.api.errors import APIError, invalid
 from octavo.api.integers import Int64, check_token_ids
+from octavo.api.key_limits import longest_request
 from octavo.api.openai.requests import ChatMessage, template_messages
 from octavo.api.openai.unsupported import UnknownFields
 from octavo.api.served_model import ServedModel
@@ -29,7 +31,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct, omit_defaults=True):
-    """`max_model_len`: the longest request in tokens, prompt and answer together."""
+    """`max_model_len`: the longest request in tokens that the caller may send, prompt and answer together."""
 
     tokens: list[int]
     count: int
@@ -60,7 +62,8 @@ class TokenEndpoints:
         body, fields = await offload(len(raw), decode, raw, _tokenize_decoder)
         self._unknown_fields.note(fields, TokenizeRequest.__struct_fields__)
         self._served.check_name(body.model)
-        return _json(await offload(len(raw), self._tokenize, body))
+        longest = longest_request(key_of(request), self._served.longest_request)
+        return _json(await offload(len(raw), self._tokenize, body, longest))
 
     async def detokenize(self, request: Request) -> Response:
         raw = await read_body(request)
@@ -69,7 +72,7 @@ class TokenEndpoints:
         self._served.check_name(body.model)
         return _json(await offload(len(raw), self._detokenize, body))
 
-    def _tokenize(self, body: TokenizeRequest) -> bytes:
+    def _tokenize(self, body: TokenizeRequest, longest: int) -> bytes:
         tokenizer = self._served.tokenizer
         if (body.prompt is None) == (body.messages is None):
             raise invalid("Either 'prompt' or 'messages' is required, and not both.", param="prompt")
@@ -86,7 +89,6 @@ class TokenEndpoints:
             add_special, param = body.add_special_tokens is not False, "prompt"
         token_ids = self._served.encode(text, add_special=add_special, param=param)
         names = [tokenizer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-        longest = self._served.longest_request
         return msgspec.json.encode(TokenizeResponse(token_ids, len(token_ids), longest, names))
 
     def _detokenize(self, body: DetokenizeRequest) -> bytes:

@@ -1,6 +1,8 @@
 """`octavo.toml`: what a household sets once and is too long for flags.
 
-[[kv-cache.pinned-prefixes]]          # computed at the start, and never given up
+[[keys]] ...                                  # who may use the server (`config_keys`)
+
+[[kv-cache.pinned-prefixes]]                  # computed at the start, and never given up
 system = "You are the house assistant."      # as a chat begins with it; or
 text = "..."                                  # as a completion begins with it; or
 system-file = "assistant.txt"                 # either from a file (text-file), beside this one
@@ -9,13 +11,66 @@ cache-salt = "kitchen"                        # optional: only for requests with
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli.config_place import BadConfig, Place
+
+if TYPE_CHECKING:
+    from octavo.api.keys import Key
+
+_ROOMS = ("keys", "kv-cache")
 
 
-class BadConfig(Exception):
-    """One sentence: the file, the place in it and what is wrong there."""
+def default_path() -> Path:
+    """`$XDG_CONFIG_HOME/octavo/octavo.toml`, else `~/.config/octavo/octavo.toml`; need not be there."""
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG specification has relative paths ignored.
+    root = Path(config) if os.path.isabs(config) else Path.home() / ".config"
+    return root / "octavo" / "octavo.toml"
+
+
+def is_there(path: Path) -> bool:
+    """False only where there is no such file: one that cannot be looked at is there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def parse(text: str, path: Path) -> dict[str, Any]:
+    """The content of a file. Raises: BadConfig for what is no TOML, or what nobody knows."""
+    import tomllib  # only where there is a file: start-up is counted
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"{path} is not TOML: {error}") from error
+    Place(path, "").only_known(content, _ROOMS)
+    return content
+
+
+def read_text(path: Path) -> str:
+    """Raises: BadConfig for a file that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadConfig(f"{path} cannot be read: {said}") from error
+
+
+def read_keys(path: Path, beside: Sequence[Key] = ()) -> tuple[Key, ...] | None:
+    """Only the keys of a file, as `config_keys.keys_of`: what else it says is read at the start. Raises:
+    BadConfig."""
+    from octavo.cli.config_keys import keys_of
+
+    return keys_of(parse(read_text(path), path), path, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +84,24 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a file says; nothing where there is none."""
+    """What a file says beside its keys; nothing where there is none."""
 
     pinned_prefixes: tuple[PinnedPrefix, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
         """Raises: BadConfig for a file that cannot be read, is no TOML, or says what nobody knows."""
-        import tomllib  # only where there is a file: start-up is counted
-
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise BadConfig(f"{path} cannot be read: {said}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise BadConfig(f"{path} is not TOML: {error}") from error
-        place = _Place(path, "")
-        place.only_known(content, ("kv-cache",))
-        kv_cache = place.table(content, "kv-cache")
-        inside = _Place(path, "kv-cache")
+        content = parse(read_text(path), path)
+        kv_cache = Place(path, "").table(content, "kv-cache")
+        inside = Place(path, "kv-cache")
         inside.only_known(kv_cache, ("pinned-prefixes",))
-        given = kv_cache.get("pinned-prefixes", [])
-        if not isinstance(given, list):
-            raise inside.wrong("pinned-prefixes", "a list of tables", given)
-        return cls(
-            tuple(
-                _pinned_prefix(_Place(path, f"kv-cache.pinned-prefixes[{number}]"), one)
-                for number, one in enumerate(given)
-            )
-        )
+        return cls(tuple(_pinned_prefix(*one) for one in inside.tables(kv_cache, "pinned-prefixes")))
 
 
 _SOURCES = ("system", "text", "system-file", "text-file")
 
 
-def _pinned_prefix(place: _Place, given: Any) -> PinnedPrefix:
-    if not isinstance(given, dict):
-        raise place.wrong("", "a table", given)
+def _pinned_prefix(place: Place, given: dict[str, Any]) -> PinnedPrefix:
     place.only_known(given, (*_SOURCES, "cache-salt"))
     named = [source for source in _SOURCES if source in given]
     if len(named) != 1:
@@ -82,34 +117,3 @@ def _pinned_prefix(place: _Place, given: Any) -> PinnedPrefix:
     if not text:
         raise BadConfig(f"{place}.{source} is empty")
     return PinnedPrefix(text, source.startswith("system"), place.string(given, "cache-salt", ""))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: Path
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.path}"
-
-    def only_known(self, table: dict[str, Any], known: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in known:
-                where = f"{self.path}.{key}" if self.path else key
-                raise BadConfig(f"{self.file}: '{where}' means nothing here; there is {', '.join(known)}")
-
-    def table(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
-        value = parent.get(key, {})
-        if not isinstance(value, dict):
-            raise self.wrong(key, "a table", value)
-        return value
-
-    def string(self, table: dict[str, Any], key: str, default: str | None = None) -> str:
-        value = table.get(key, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, "text", value)
-        return value
-
-    def wrong(self, key: str, wanted: str, value: Any) -> BadConfig:
-        where = ".".join(part for part in (self.path, key) if part)
-        return BadConfig(f"{self.file}: '{where}' must be {wanted}, not {type(value).__name__}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
-COMMANDS = ("serve", "chat", "pull", "bench")
+COMMANDS = ("serve", "keys", "chat", "pull", "bench")
 """Each is a module of `octavo.cli` with `add_parser(subparsers)` and `run(args) -> exit code`."""
 
 

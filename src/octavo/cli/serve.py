@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.config_file import BadConfig, ConfigFile, PinnedPrefix
+from octavo.cli.config_file import ConfigFile, PinnedPrefix, default_path, is_there
+from octavo.cli.config_place import BadConfig
 from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags
 from octavo.cli.settling_heap import SettlingHeap
 
@@ -148,14 +149,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--config",
         type=Path,
         metavar="FILE",
-        help="what is too long for flags, as TOML: prefixes that are never given up (docs/kv-cache.md)",
+        help="what is too long for flags, as TOML: API keys (docs/keys.md), prefixes that are never given up "
+        "(docs/kv-cache.md); default: ~/.config/octavo/octavo.toml or below $XDG_CONFIG_HOME, if it is there",
     )
     flag("--threads", type=count, metavar="N", help="threads that compute (default: performance cores)")
     flag(
         "--api-key",
         type=_key,
         metavar="KEY",
-        help="ask every client for this key (OCTAVO_API_KEY keeps it out of the list of processes)",
+        help="ask every client for a key: this one, beside those of the configuration, and it is an admin's "
+        "(OCTAVO_API_KEY keeps it out of the list of processes)",
     )
     flag(
         "--strict",
@@ -203,23 +206,32 @@ def _serve(args: argparse.Namespace, loaded: Loaded, listener: Any, heap: Settli
         loaded.tokenizer,
         loaded.chat_template,
         loaded.name,
-        api_key=args.api_key,
+        keyring=loaded.keyring,
         log_content=args.log_content,
     )
     url = base_url(listener)
     say = _Speaker()
     say.heading(f"octavo serves {loaded.name}")
-    say.lines(loaded.engine.memory.describe())
+    say.lines([*loaded.engine.memory.describe(), loaded.described_keys()])
     if loaded.shortfall:
         say.warning(loaded.shortfall)
-    if args.api_key is None and args.host not in ("127.0.0.1", "::1", "localhost"):
-        say.warning(f"anyone who reaches {args.host} can use this server; --api-key asks for a key")
+    if loaded.keyring.keyed and not loaded.keyring.live:
+        say.warning(f"{loaded.config_path} has an empty list of keys: nobody gets in; octavo keys add NAME")
+    elif not loaded.keyring.keyed and args.host not in ("127.0.0.1", "::1", "localhost"):
+        say.warning(
+            f"anyone who reaches {args.host} can use this server; 'octavo keys add NAME' asks for keys"
+        )
 
     def on_ready() -> None:
         heap.settle()
-        say.lines(_how_to_talk(url, loaded, keyed=args.api_key is not None))
+        say.lines(_how_to_talk(url, loaded, keyed=loaded.keyring.keyed))
         say.heading(f"ready after {_seconds_since_command():.2f} s at {url}")
 
+    if loaded.quota_bytes > loaded.engine.memory.pool_bytes:
+        say.warning(
+            f"the KV quotas of the keys are {loaded.quota_bytes:,} bytes together, and the pool has "
+            f"{loaded.engine.memory.pool_bytes:,}: they are not all to be had at once"
+        )
     loaded.engine.start()
     try:
         say.lines(loaded.pin_prefixes())
@@ -241,14 +253,21 @@ class Loaded:
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Raises ModelFileError, CannotServe."""
+        from octavo.api.keys import Key, Keyring
+        from octavo.cli.watched_keys import WatchedKeys
         from octavo.model.catalog import resolve_model
         from octavo.text.chat_template import ChatTemplate, ChatTemplateError
         from octavo.text.tokenizer import Tokenizer
 
+        self.config_path: Path = args.config if args.config is not None else default_path()
+        flag_key = Key.of_flag(args.api_key) if args.api_key is not None else None
         try:
-            self.config = ConfigFile.read(args.config) if args.config is not None else ConfigFile()
+            named = args.config is not None or is_there(self.config_path)
+            self.config = ConfigFile.read(self.config_path) if named else ConfigFile()
+            self._file = WatchedKeys(self.config_path, () if flag_key is None else (flag_key,))
         except BadConfig as error:
             raise CannotServe(str(error)) from error
+        self.keyring = Keyring(self._file, flag_key=flag_key)
         self.name: str = args.served_model_name or Path(args.model).name.removesuffix(".gguf")
         self.model = _load_model(resolve_model(args.model), args.threads, args.instruction_set)
         try:
@@ -267,6 +286,23 @@ class Loaded:
         except BaseException:
             self.model.close()
             raise
+
+    @property
+    def quota_bytes(self) -> int:
+        """Of all keys together."""
+        return sum(live.settings.kv_quota or 0 for live in self.keyring.live)
+
+    def described_keys(self) -> str:
+        """A line: how many keys are asked for, and which file they are from."""
+        if self._file.keys is None:
+            of_file = f"none in {self.config_path}" if is_there(self.config_path) else ""
+        else:
+            of_file = f"{len(self._file.keys):,} of {self.config_path}"
+        of_flag = "that of --api-key" if len(self.keyring.live) > len(self._file.keys or ()) else ""
+        asked = ", ".join(part for part in (of_file, of_flag) if part)
+        return (
+            f"API keys         {asked or 'none'}{'' if self.keyring.keyed else ': nobody is asked for one'}"
+        )
 
     def pin_prefixes(self) -> list[str]:
         """Compute and hold the prefixes of the configuration. Returns: what is held, a line each.

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import replace
@@ -356,6 +356,16 @@ class Engine:
                 self._limits_to_come.remove(limit)
 
         return self._ask(resize, before=lambda: self._limits_to_come.append(limit))
+
+    def set_kv_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Other quotas of the KV cache from the next step on: bytes by account (`Share.account`).
+
+        Soft: an account may have more cached while nobody else needs the blocks. Padding counts, as it does
+        for the budget; what is left of a block counts for nothing.
+        """
+        extent = self._arena.extent_bytes
+        blocks = {account: nbytes // extent for account, nbytes in quotas.items()}
+        self._loop.commands.put(partial(self._cache.set_quotas, blocks))
 
     def _relieve(self, nbytes: int) -> None:
         """`PressureWatcher`: give so many bytes of cold blocks back between two steps."""

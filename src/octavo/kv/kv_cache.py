@@ -461,7 +461,11 @@ class KVCache:
                 node.ends_turn = not node.children
         self._shorten(sequence, 0)
 
-    # What is never given up.
+    # What is given up late, and what never.
+
+    def set_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Other blocks for owners whose share is not an equal part; what is cached stays until its turn."""
+        self._pool.eviction.quotas = dict(quotas)
 
     def pin(self, token_ids: Sequence[int], namespace: Namespace = COMMON) -> int:
         """Hold the known whole blocks at the beginning of these tokens until `unpin_all`. Between steps.

@@ -21,9 +21,11 @@ from starlette.responses import Response
 from octavo.api.caller import Caller
 from octavo.api.disconnect import ClientDisconnected, until_disconnect
 from octavo.api.errors import from_exception, invalid, log_fault
+from octavo.api.key_limits import check_context, computed_tokens, longest_request, reserve
 from octavo.api.openai.choices import ChoiceStream, Piece, WholeChoice, collect, merged
 from octavo.api.openai.requests import GenerationRequest
 from octavo.api.openai.responses import PromptTokensDetails, Usage
+from octavo.api.rate_limit import Reservation
 from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
 from octavo.engine.request import RequestRefused
@@ -71,6 +73,7 @@ class Answer:
         self._log_content = log_content
         self._request_id = ""
         self._choices: list[ChoiceStream] = []
+        self._reservation: Reservation | None = None
 
     def submit(
         self,
@@ -91,8 +94,15 @@ class Answer:
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
 
-        Raises: APIError 400 (the engine's refusal, with the field at fault), 503.
+        Raises: APIError 400 (the engine's refusal, with the field at fault), 403 and 429 (the key's limits),
+        503.
         """
+        for token_ids in self._prompts:
+            check_context(
+                caller.key, len(token_ids), params, prompt_param=prompt_param, limit_param=limit_param
+            )
+        longest = longest_request(caller.key, self._served.longest_request)
+        self._reservation = reserve(caller.key, sum(map(len, self._prompts)))
         count = len(self._prompts) * params.n
         self._request_id = request_id
         if self._log_content:
@@ -105,7 +115,7 @@ class Answer:
                 token_ids = self._prompts[prompt]
                 generation = self._served.engine.submit(
                     token_ids,
-                    self._with_limit(params, len(token_ids), default_max_tokens),
+                    self._with_limit(params, len(token_ids), default_max_tokens, longest),
                     request_id=request_id if count == 1 else f"{request_id}-{index}",
                     group=caller.group,
                     cache_salt=cache_salt,
@@ -130,14 +140,16 @@ class Answer:
             raise from_exception(error, prompt_param=at_fault) from error
 
     def _with_limit(
-        self, params: SamplingParams, num_prompt_tokens: int, default: int | None
+        self, params: SamplingParams, num_prompt_tokens: int, default: int | None, longest: int
     ) -> SamplingParams:
-        if params.max_tokens is not None or default is None:
+        """An end where the request sets none: the default's, or that of the caller's longest request."""
+        if params.max_tokens is not None or (default is None and longest == self._served.longest_request):
             return params
-        room = self._served.longest_request - num_prompt_tokens
+        room = longest - num_prompt_tokens
         if room < 1:
             return params  # the refusal should speak of the prompt, not of a limit nobody asked for
-        return replace(params, max_tokens=max(min(default, room), params.min_tokens, 1))
+        end = room if default is None else min(default, room)
+        return replace(params, max_tokens=max(end, params.min_tokens, 1))
 
     def close(self) -> None:
         """End every choice that is still running, and the record. Idempotent."""
@@ -145,6 +157,8 @@ class Answer:
             choice.generation.cancel()
         seen = [choice.generation.computed_output(choice.num_seen) for choice in self._choices]
         self._served.records.close(self._request_id, seen)
+        if self._reservation is not None:
+            self._reservation.settle(computed_tokens(one.generation.progress() for one in self._choices))
 
     async def respond(self, request: Request, body: GenerationRequest, shape: Shape) -> Response:
         if body.stream:

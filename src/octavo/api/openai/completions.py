@@ -41,7 +41,7 @@ class Completions:
             params,
             request_id=shape.id,
             created=shape.created,
-            caller=caller_of(request, body.user),
+            caller=caller_of(request, body.user, background=bool(body.background)),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             prompt_param="prompt",

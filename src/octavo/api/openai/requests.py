@@ -66,6 +66,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     best_of: Int64 | None = None
     cache_salt: str | None = None
     priority: Int64 | None = None
+    background: bool | None = None
     user: str | None = None
 
     @property
