@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from octavo.model.download import pull
 os.environ.setdefault("OCTAVO_AUDIT", "1")
 
 # No test reads the octavo.toml of whoever runs it, nor does a server that a test starts.
-os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir()) / f"octavo-tests-{os.getpid()}-no-config")
+os.environ["XDG_CONFIG_HOME"] = os.devnull
 
 # A background job of a shell script ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -22,6 +22,7 @@ from octavo.engine.memory_pressure import PressureSources
 from octavo.engine.request import RequestFailed, RequestRefused
 from octavo.kv.arena import Arena
 from octavo.kv.layout import PAGE_BYTES
+from octavo.scheduler.share import Share
 
 BLOCK = 16
 EXTENT = PAGE_BYTES  # of the fake model
@@ -424,3 +425,30 @@ def test_without_pressure_the_cache_stays(tmp_path: Path) -> None:
         warm(engine)
         time.sleep(0.2)
         assert engine._kv_memory.num_released["pressure"] == 0
+
+
+def test_quotas_in_bytes_decide_whose_content_goes_from_the_next_step_on() -> None:
+    with running_engine(num_blocks_override=64) as engine:
+
+        def ask(account: str, seed: int) -> int:
+            generation = engine.submit(prompt(seed, 160), params(1), share=Share(account))
+            read(generation)
+            return generation.stats.num_cached_tokens
+
+        def kept(*, after_seed: int) -> int:
+            """Tokens of Anna's 40 blocks that are left when an agent has read a lot."""
+            for seed in (1, 2, 3, 4):
+                ask("key:anna", seed)
+            for seed in range(after_seed, after_seed + 30):
+                ask("key:agent", seed)
+            return sum(ask("key:anna", seed) for seed in (1, 2, 3, 4))
+
+        everything = 4 * 159
+        assert 0 < kept(after_seed=100) < everything, "an equal part is 32 blocks"
+        # 8 blocks are left to the agent, which has more than that cached while it runs.
+        engine.set_kv_quotas({"key:anna": 56 * EXTENT + EXTENT // 2})
+        assert kept(after_seed=200) == everything
+        engine.set_kv_quotas({"key:anna": 2 * EXTENT + EXTENT // 2})
+        assert kept(after_seed=300) <= 2 * BLOCK
+        engine.set_kv_quotas({})
+        assert 2 * BLOCK < kept(after_seed=400) < everything

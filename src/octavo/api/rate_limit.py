@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 MINUTE = 60.0
 
+_ROUNDING = 1e-6
+"""Tokens. Whoever has waited the seconds that it was told must not be told 0.0 more."""
+
 
 class TokenBucket:
     """At most `limit` tokens, refilled by `limit` a minute.
@@ -49,7 +52,7 @@ class TokenBucket:
         """Take a request's tokens, at most `limit` of them; None, and nothing is taken, if they are not
         there."""
         needed = min(tokens, self.limit)
-        if needed > self._refilled():
+        if needed > self._refilled() + _ROUNDING:
             return None
         self._level -= needed
         return Reservation(self, needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
 import tempfile
@@ -42,7 +43,12 @@ class ServerProcess:
         self._output = tempfile.TemporaryFile()
         begin = time.perf_counter()
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            # Nobody's octavo.toml: its keys and pinned prefixes are not what is measured.
+            env={**os.environ, "XDG_CONFIG_HOME": os.devnull},
         )
         try:
             while not self._is_ready():

@@ -102,13 +102,13 @@ class Answer:
                 caller.key, len(token_ids), params, prompt_param=prompt_param, limit_param=limit_param
             )
         longest = longest_request(caller.key, self._served.longest_request)
-        self._reservation = reserve(caller.key, sum(map(len, self._prompts)))
         count = len(self._prompts) * params.n
         self._request_id = request_id
         if self._log_content:
             for token_ids in self._prompts:
                 text = self._served.tokenizer.decode(token_ids, skip_special=False)
                 logger.info("request %s asked %r", request_id, text)
+        self._reservation = reserve(caller.key, sum(map(len, self._prompts)))
         try:
             for index in range(count):
                 prompt, choice_index = divmod(index, params.n)
