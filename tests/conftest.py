@@ -19,6 +19,7 @@ os.environ.setdefault("OCTAVO_AUDIT", "1")
 
 # No test reads the octavo.toml of whoever runs it, nor does a server that a test starts.
 os.environ["XDG_CONFIG_HOME"] = os.devnull
+os.environ.pop("OCTAVO_CONFIG", None)
 
 # A background job of a shell script ignores Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -48,7 +48,7 @@ class ServerProcess:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             # Nobody's octavo.toml: its keys and pinned prefixes are not what is measured.
-            env={**os.environ, "XDG_CONFIG_HOME": os.devnull},
+            env={**os.environ, "XDG_CONFIG_HOME": os.devnull, "OCTAVO_CONFIG": ""},
         )
         try:
             while not self._is_ready():
