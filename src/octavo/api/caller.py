@@ -14,11 +14,12 @@ from octavo.engine.request import Share
 
 class Caller(NamedTuple):
     """owner: who may see what is recorded of the request. share: on whose part of the machine it is computed.
-    group: of people, who share cached content among them."""
+    group: of people, who share cached content among them. admin: may see numbers of everybody's requests."""
 
     owner: Owner
     share: Share
     group: str
+    admin: bool = False
 
 
 def caller_of(request: Request, user: str | None) -> Caller:

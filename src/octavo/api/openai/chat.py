@@ -53,6 +53,8 @@ class ChatCompletions:
             caller=caller_of(request, body.user),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
+            deadline=body.deadline,
+            latest_only=body.latest_only,
             prompt_param="messages",
             limit_param=body.limit_name,
         )

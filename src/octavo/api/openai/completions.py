@@ -44,6 +44,8 @@ class Completions:
             caller=caller_of(request, body.user),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
+            deadline=body.deadline,
+            latest_only=body.latest_only,
             prompt_param="prompt",
             default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         )
