@@ -78,11 +78,6 @@ class OpenRequests:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait, as `check` counts them."""
-        return self._queue(1)[0]
-
     def estimated_wait(self) -> float | None:
         """Seconds until all that is ahead of a request that comes now is computed: known tokens, and as many
         more as answers have had. None where nothing has been computed yet.
@@ -150,7 +145,7 @@ class OpenRequests:
     def _queue(self, num_tokens: int) -> tuple[int, bool]:
         """How many wait, and whether one more with a prompt of `num_tokens` would."""
         seats, blocks = self._scheduler.config.max_num_seqs, self._cache.num_available
-        prompts: list[int] = []
+        needs: list[int] = []  # blocks, of those nothing was computed for
         nobody_begun = True
         for request in list(self._open):
             sequence = request.sequence
@@ -159,16 +154,15 @@ class OpenRequests:
                 # It goes before the next step, and what only it refers to with it.
                 blocks += sum(block.ref_count == 1 for block in sequence.block_table.blocks)
             elif status is SequenceStatus.WAITING:
-                prompts.append(sequence.num_tokens)
+                needs.append(self._blocks_missing(sequence))
             else:
                 nobody_begun = False
                 seats -= not sequence.held  # the seat of one that nobody reads is lent to others
                 blocks -= self._blocks_missing(sequence)
-        for index, needed in enumerate((*prompts, num_tokens)):
-            num_blocks = self._cache.blocks_for(needed)
+        for index, num_blocks in enumerate((*needs, self._cache.blocks_for(num_tokens))):
             fits = num_blocks <= blocks or (nobody_begun and index == 0)
             if seats < 1 or not fits:
-                return len(prompts) - index, True
+                return len(needs) - index, True
             seats -= 1
             blocks -= num_blocks
         return 0, False

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.api.body import decode, offload, read_body
-from octavo.api.caller import caller_of
+from octavo.api.caller import account_name, caller_of
 from octavo.api.openai.answer import Answer, new_id
 from octavo.api.openai.choices import Piece, PlacedLogprobs, WholeChoice
 from octavo.api.openai.logprobs import chat_logprobs
@@ -53,6 +53,7 @@ class ChatCompletions:
             caller=caller_of(request, body.user),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
+            account=account_name(request),
             deadline=body.deadline,
             latest_only=body.latest_only,
             prompt_param="messages",
