@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -19,6 +20,7 @@ from api.sse import events
 from engine.reading import wait_until
 from octavo.api import sse
 from octavo.api.caller import caller_of
+from octavo.api.openai.answer import Answer
 from octavo.api.standing import comment_line
 from octavo.engine.request import Delta, RequestRefused, Standing, WaitReason
 from octavo.text.tokenizer import Tokenizer
@@ -434,6 +436,22 @@ def test_a_deadline_is_a_number_of_seconds_above_zero(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "deadline"
     assert not engine.generations
+
+
+@pytest.mark.parametrize("fields", [{"deadline": 1e300}, {"latest_only": "x"}])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_nothing_of_a_request_is_kept_for_its_deadline_or_its_tag(
+    scripted: Scripted, tokenizer: Tokenizer, fields: dict[str, Any], streaming: bool
+) -> None:
+    client, _ = scripted(deltas(tokenizer.encode("the")), fresh=True)
+    body = {**COMPLETION, **fields, "stream": streaming}
+    assert client.post("/v1/completions", json=body).status_code == 200
+
+    def kept() -> list[Answer]:
+        gc.collect()
+        return [one for one in gc.get_objects() if isinstance(one, Answer)]
+
+    wait_until(lambda: not kept())
 
 
 # --- latest only ----------------------------------------------------------------------------------

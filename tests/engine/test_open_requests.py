@@ -111,9 +111,11 @@ def test_one_that_was_cancelled_makes_room_at_once() -> None:
         instead = engine.submit(prompt(3, 40), params(5))
         refusal(lambda: engine.submit(prompt(4, 40), params(5)))
         runs.cancel()
-        last = engine.submit(prompt(5, 40), params(5))
+        # All blocks come back, so two of them fit, the third one waits, and then nobody else may.
+        others = [engine.submit(prompt(number, 40), params(5)) for number in (5, 6)]
+        refusal(lambda: engine.submit(prompt(7, 40), params(5)))
         model.open()
-        assert read_all([instead, last]) == [answer(prompt(3, 40), 5), answer(prompt(5, 40), 5)]
+        assert read_all([instead, *others]) == [answer(prompt(number, 40), 5) for number in (3, 5, 6)]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 7])
