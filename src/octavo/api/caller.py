@@ -39,13 +39,6 @@ def caller_of(request: Request, user: str | None) -> Caller:
     return Caller(owner, Share(owner.account.hex(), owner.user.hex() if user else ""), group="")
 
 
-def account_name(request: Request) -> str:
-    """For whoever runs the server: the name of the key, else the address."""
-    if KEY_DIGEST in request.scope:
-        return "api-key"
-    return request.client.host if request.client is not None else ""
-
-
 def _digest(name: bytes) -> bytes:
     """Names may be of any length, and who is who is all that has to be known of them."""
     return hashlib.blake2b(name, digest_size=16).digest()

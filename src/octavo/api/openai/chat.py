@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.api.body import decode, offload, read_body
-from octavo.api.caller import account_name, caller_of
+from octavo.api.caller import caller_of
 from octavo.api.openai.answer import Answer, new_id
 from octavo.api.openai.choices import Piece, PlacedLogprobs, WholeChoice
 from octavo.api.openai.logprobs import chat_logprobs
@@ -27,6 +27,7 @@ from octavo.api.openai.responses import (
     Usage,
 )
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
+from octavo.api.request_records import account_name
 from octavo.api.served_model import ServedModel
 from octavo.engine.sampling_params import SamplingParams
 
