@@ -205,7 +205,9 @@ class LLM:
             for prompt, one in zip(prompts, each, strict=True):
                 answers = []
                 for index in range(one.n):
-                    generation = stack.enter_context(self.engine.submit(prompt, one, choice_index=index))
+                    generation = stack.enter_context(
+                        self.engine.submit(prompt, one, choice_index=index, bounded=False)
+                    )
                     answers.append(_Answer(self.tokenizer, one, generation, index))
                     waiting[generation] = answers[-1]
                 choices.append(answers)

@@ -7,17 +7,19 @@ It keeps the contract of `octavo.engine` that the API relies on: `submit`, `Gene
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.kv_memory import KVCacheStatus
-from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats
+from octavo.engine.request import Delta, RequestFailed, RequestRefused, RequestStats, Standing
 from octavo.engine.sampling_params import SamplingParams
 from octavo.scheduler.share import NOBODYS, Share
 
-Script = Sequence[Delta | Exception | float]
-"""What one generation does in turn: hand out a delta, raise, or wait so many seconds."""
+Script = Sequence[Delta | Exception | float | Standing]
+"""What one generation does in turn: hand out a delta, raise, wait so many seconds or until it is cancelled,
+or stand somewhere until the next delta."""
 
 
 @dataclass
@@ -32,6 +34,8 @@ class ScriptedGeneration:
     share: Share
     cancelled: list[str] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
+    stands: Standing | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def status(self) -> str:
@@ -40,12 +44,16 @@ class ScriptedGeneration:
     def progress(self) -> RequestStats:
         return self.stats
 
+    def standing(self) -> Standing | None:
+        return self.stands
+
     def computed_output(self, count: int) -> list[int]:
         return self.output[:-1][:count]
 
     def cancel(self, reason: str = "abort") -> None:
         if not self.cancelled and self.stats.finish_reason is None:
             self.cancelled.append(reason)
+            self.woken.set()
 
     async def __aiter__(self):  # type: ignore[no-untyped-def]
         for event in self.script:
@@ -53,10 +61,17 @@ class ScriptedGeneration:
                 self.stats.finish_reason = "error"
                 raise event
             if isinstance(event, float):
-                await asyncio.sleep(event)
-                continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.woken.wait(), event)
             if self.cancelled:
                 return
+            if isinstance(event, Standing):
+                self.stands = event
+            if not isinstance(event, Delta):
+                continue
+            self.stands = None
+            if self.stats.first_token_time is None:
+                self.stats.first_token_time = 0.001
             self.output += event.token_ids
             self.stats.num_output_tokens = len(self.output)
             self.stats.finish_reason = event.finish_reason
@@ -77,6 +92,7 @@ class ScriptedEngine:
         self.config = EngineConfig()
         self.longest_request = longest_request
         self.generations: list[ScriptedGeneration] = []
+        self.bounded: list[bool] = []
         self.refusal: RequestRefused | None = None
         self.is_healthy = True
         self.cached_tokens: Iterator[int] | None = None
@@ -95,7 +111,9 @@ class ScriptedEngine:
         share: Share = NOBODYS,
         priority: int = 0,  # noqa: ARG002
         choice_index: int = 0,
+        bounded: bool = True,
     ) -> ScriptedGeneration:
+        self.bounded.append(bounded)
         if self.refusal is not None and len(self.generations) == 1:
             raise self.refusal
         stats = RequestStats(num_prompt_tokens=len(prompt_token_ids))

@@ -62,10 +62,12 @@ class ServerProcess:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120)
 
-    def metric(self, name: str) -> float:
-        """The sum over all labels of one metric, without its prefix."""
+    def metric(self, name: str, **label: str) -> float:
+        """The sum over all labels of one metric, or over those with this one, without its prefix."""
         text = httpx.get(f"{self.url}/metrics").text
-        values = re.findall(rf"^octavo:{name}(?:{{.*?}})? (\S+)$", text, re.MULTILINE)
+        asked = "".join(f'{key}="{value}"[^}}]*' for key, value in label.items())
+        labels = rf"{{[^}}]*{asked}}}" if label else r"(?:{.*?})?"
+        values = re.findall(rf"^octavo:{name}{labels} (\S+)$", text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -98,6 +100,52 @@ def test_clients_that_vanish_give_back_their_own_and_nothing_else(
     assert heard == [solo]
     assert server.metric("kv_blocks_used") == 0
     assert server.metric("request_success_total") - aborts == 4
+
+
+@pytest.mark.parametrize("gone", ["running", "prefilling", "waiting"])
+def test_whoever_leaves_the_others_hear_what_they_hear_alone(server: ServerProcess, gone: str) -> None:
+    document = [1000 + number % 40_000 for number in range(2500)]
+    bodies: dict[str, dict[str, object]] = {
+        "staying": {"prompt": PROMPT, "max_tokens": 48},
+        "running": {"prompt": PROMPT + " Begin with the tides.", "max_tokens": 400},
+        "prefilling": {"prompt": document, "max_tokens": 8},
+        "waiting": {"prompt": document[:40], "max_tokens": 24},
+    }
+    for number, body in enumerate(bodies.values()):
+        body |= {"temperature": 0.8, "seed": number, "ignore_eos": True}
+    solo = {who: _whole(server, body) for who, body in bodies.items() if who != gone}
+    heard: dict[str, str] = {}
+    aborts = server.metric("request_success_total", finished_reason="abort")
+    with ExitStack() as everybody:
+        leaver: RawClient | None = None
+        for number, (who, body) in enumerate(bodies.items(), 1):
+            # Nothing is found in the cache of what the solo run has left there.
+            body |= {"cache_salt": gone}
+            if who == gone:
+                leaver = RawClient(server, body | {"stream": True})
+                if who == "running":
+                    leaver.read_some()
+            else:
+                everybody.enter_context(together(partial(_hear, server, body, heard, who)))
+            running = min(number, 3)
+            wait_until(lambda running=running: server.metric("num_requests_running") == running)  # type: ignore[misc]
+        wait_until(lambda: server.metric("num_requests_waiting") == 1)
+        assert leaver is not None
+        leaver.vanish(abruptly=True)
+        wait_until(lambda: server.metric("request_success_total", finished_reason="abort") == aborts + 1)
+        assert "prefilling" not in heard, "the long prompt should still be computed, or this shows little"
+    assert heard == solo
+    assert server.metric("kv_blocks_used") == 0
+
+
+def _whole(server: ServerProcess, body: dict[str, object]) -> str:
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def _hear(server: ServerProcess, body: dict[str, object], heard: dict[str, str], who: str) -> None:
+    heard[who] = _whole(server, body)
 
 
 def test_a_client_that_does_not_read_is_held_and_loses_nothing(tiny_model_path: Path) -> None:

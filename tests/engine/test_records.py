@@ -44,7 +44,7 @@ def opened(
         for one in prompts
         for index in range(n)
     ]
-    records.open(request_id, owner, prompts, generations, cache_salt=salt, created=12)
+    records.open(request_id, owner, prompts, generations, account="", cache_salt=salt, created=12)
     return generations
 
 

@@ -9,6 +9,7 @@ somebody's text.
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ logger = logging.getLogger("octavo.api")
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 
-_UNAVAILABLE = frozenset({"shutting_down", "engine_failed"})
+_UNAVAILABLE = frozenset({"shutting_down", "engine_failed", "queue_full"})
 """Codes of the engine that say: not now, or not here. A client may try again."""
 
 
@@ -87,7 +88,7 @@ def from_exception(error: Exception, *, prompt_param: str | None = None) -> APIE
         return error
     if isinstance(error, RequestRefused):
         status = 503 if error.code in _UNAVAILABLE else 400
-        headers = {"Retry-After": "1"} if status == 503 else {}
+        headers = {"Retry-After": str(math.ceil(max(1.0, error.retry_after or 1.0)))} if status == 503 else {}
         param = error.param or (prompt_param if status == 400 else None)
         return APIError(status, error.message, code=error.code, param=param, headers=headers)
     if isinstance(error, RequestFailed):

@@ -1,7 +1,8 @@
 """GET /v1/requests and /v1/requests/{id}: what the server knows of its owner's requests, live or finished.
 
 Whoever asks sees the requests of their own API key (address, where the server has no key) and `user`. Those
-of others are not there, in the very words for those that never were.
+of others are not there, in the very words for those that never were. With `?all=true` whoever runs the server
+(a key with `admin`) sees the numbers of everybody's, and nothing of their texts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.api.caller import caller_of
+from octavo.api.auth import key_of
+from octavo.api.caller import Caller, caller_of
 from octavo.api.errors import APIError, invalid
 from octavo.api.served_model import ServedModel
+from octavo.api.standing import Waiting, waiting_of
 from octavo.engine.conversations import PrefixBreak, Tokens
 from octavo.engine.records import (
     MAX_FINISHED,
@@ -58,7 +61,8 @@ class Prefix(msgspec.Struct, kw_only=True):
 
 
 class RequestChoice(msgspec.Struct, kw_only=True):
-    """Times in seconds since submission. `total_time` grows until the end.
+    """Times in seconds since submission. `total_time` grows until the end. `waiting`: why it has no token yet
+    or stands still; null while it generates and after its end.
 
     computed_tokens = prompt_tokens - cached_tokens + output_tokens - 1, once it has ended by itself, and what
     was computed again after preemptions.
@@ -66,6 +70,7 @@ class RequestChoice(msgspec.Struct, kw_only=True):
 
     index: int
     status: str
+    waiting: Waiting | None
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -82,7 +87,10 @@ class RequestChoice(msgspec.Struct, kw_only=True):
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
+    """`account`: the name of the key or the address, for an admin who asked for everybody's."""
+
     id: str
+    account: str | UnsetType = UNSET
     object: Literal["request"] = "request"
     status: str
     model: str
@@ -100,17 +108,20 @@ class RequestEndpoints:
         self._served = served
 
     async def list(self, request: Request) -> Response:
-        """The latest submitted first; texts only one by one."""
-        owner = caller_of(request, request.query_params.get("user")).owner
-        records = self._served.records.of(owner)
-        return _json(RequestList([await self._body(record, with_text=False) for record in records]))
+        """The latest submitted first; texts only one by one. Raises APIError 400, 403."""
+        caller, of_all = _caller(request)
+        known = self._served.records
+        records = known.of_all() if of_all else known.of(caller.owner)
+        bodies = [await self._body(record, with_account=of_all) for record in records]
+        return _json(RequestList(bodies))
 
     async def one(self, request: Request) -> Response:
-        """Raises APIError 404 for an id that is unknown, forgotten or of somebody else; 400."""
+        """Raises APIError 404 for an id that is unknown, forgotten or of somebody else; 400, 403."""
         with_text = _flag(request, "text")
         request_id = request.path_params["request_id"]
-        owner = caller_of(request, request.query_params.get("user")).owner
-        record = self._served.records.find(owner, request_id)
+        caller, of_all = _caller(request)
+        known = self._served.records
+        record = known.find_of_all(request_id) if of_all else known.find(caller.owner, request_id)
         if record is None:
             raise APIError(
                 404,
@@ -120,13 +131,20 @@ class RequestEndpoints:
                 code="request_not_found",
                 param="id",
             )
-        return _json(await self._body(record, with_text=with_text))
+        if with_text and record.owner != caller.owner:
+            raise APIError(
+                403, "The text of a request is only its owner's to see ('text').", code="owner_required"
+            )
+        return _json(await self._body(record, with_text=with_text, with_account=of_all))
 
-    async def _body(self, record: RequestRecord, *, with_text: bool) -> RequestBody:
+    async def _body(
+        self, record: RequestRecord, *, with_text: bool = False, with_account: bool = False
+    ) -> RequestBody:
         choices = await record.choices()
         statuses = {choice.status for choice in choices}
         return RequestBody(
             id=record.request_id,
+            account=record.account if with_account else UNSET,
             status=next(status for status in STATUSES if status in statuses),
             model=self._served.id,
             created=record.created,
@@ -143,6 +161,7 @@ def _choice(index: int, numbers: ChoiceNumbers, tokenizer: Tokenizer | None) -> 
     return RequestChoice(
         index=index,
         status=numbers.status,
+        waiting=waiting_of(numbers.standing),
         prompt_tokens=stats.num_prompt_tokens,
         cached_tokens=stats.num_cached_tokens,
         computed_tokens=stats.num_computed_tokens,
@@ -181,6 +200,25 @@ def _excerpt(token_ids: Tokens, tokenizer: Tokenizer) -> str:
     begin = next((at for at, byte in enumerate(spoken) if byte & 0xC0 != 0x80), len(spoken))
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return decoder.decode(spoken[begin:])
+
+
+def account_name(request: Request) -> str:
+    """For whoever runs the server: the name of the key, else the address."""
+    key = key_of(request)
+    if key is not None:
+        return key.settings.name
+    return request.client.host if request.client is not None else ""
+
+
+def _caller(request: Request) -> tuple[Caller, bool]:
+    """Who asks, and whether for everybody's requests. Raises APIError 403 where that is not theirs to see."""
+    caller = caller_of(request, request.query_params.get("user"))
+    of_all = _flag(request, "all")
+    if of_all and not caller.admin:
+        raise APIError(
+            403, "Only an admin's API key sees the requests of others ('all').", code="admin_required"
+        )
+    return caller, of_all
 
 
 def _flag(request: Request, name: str) -> bool:

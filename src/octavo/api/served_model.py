@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.api.errors import APIError, invalid
 from octavo.api.integers import check_token_ids
+from octavo.api.latest_only import LatestOnly
 from octavo.engine.records import RequestRecords
 from octavo.text.tokenizer import TextLost
 
@@ -24,7 +25,7 @@ COUNTED_CHARS = 2**20
 
 class ServedModel:
     """`id` is the name clients use; `created` (seconds since 1970) is when serving began; `records` are what
-    clients may ask of their requests.
+    clients may ask of their requests; `latest_only` are the open requests that a newer one ends.
 
     `chat_prompt`, `prompts` and `text_of` take as long as their text is: not for the event loop where that is
     long. Any thread may call them.
@@ -39,6 +40,7 @@ class ServedModel:
         self.chat_template = chat_template
         self.created = int(time.time())
         self.records = RequestRecords(remembers_conversations=engine.config.enable_prefix_caching)
+        self.latest_only = LatestOnly()
 
     def check_name(self, name: str | None) -> None:
         """A request may leave the model out. Raises APIError 404 listing what is served, for any other

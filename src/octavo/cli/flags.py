@@ -14,6 +14,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number, 0 included. Raises argparse.ArgumentTypeError."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 0")
+    return int(text)
+
+
 def byte_count(text: str) -> int:
     """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises argparse.ArgumentTypeError."""
     from octavo.engine.memory import parse_bytes

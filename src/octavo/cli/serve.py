@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.config_file import ConfigFile, PinnedPrefix, default_path, is_there
 from octavo.cli.config_place import BadConfig
-from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags
+from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags, whole
 from octavo.cli.settling_heap import SettlingHeap
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _ENGINE_FIELDS = (
     "kv_cache_dtype",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "max_num_queued_reqs",
 )
 """Fields of `EngineConfig` that are flags here."""
 
@@ -126,6 +127,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=count,
         metavar="N",
         help=f"tokens computed in one step, of all requests (default: {defaults.max_num_batched_tokens})",
+    )
+    flag(
+        "--max-num-queued-reqs",
+        type=whole,
+        metavar="N",
+        help="requests that may wait beside those; one more gets a 503 that says when to come back "
+        f"(default: {defaults.max_num_queued_reqs})",
     )
     flag(
         "--enable-prefix-caching",

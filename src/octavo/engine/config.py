@@ -19,6 +19,7 @@ class EngineConfig:
     shared_prefix_attention: read the blocks that sequences of a step have in common once for all of them; the
     answers are the same bytes either way.
     max_num_seqs: requests computed together. max_num_batched_tokens: tokens a step, at least max_num_seqs.
+    max_num_queued_reqs: requests that may wait (`OpenRequests.check` says when one does); 0: nobody may.
     stall_timeout: seconds without a completed step, while there is work, after which `Engine.healthy` says
     no.
     log_content: let the log quote exceptions, whose text may hold somebody's prompt.
@@ -33,6 +34,7 @@ class EngineConfig:
     kv_cache_dtype: str = "f16"
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
+    max_num_queued_reqs: int = 256
     enable_prefix_caching: bool = True
     shared_prefix_attention: bool = True
     stall_timeout: float = 60.0
@@ -49,6 +51,7 @@ class EngineConfig:
             ("num_blocks_override", 1),
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("max_num_queued_reqs", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -29,7 +29,8 @@ from octavo.engine.kv_memory import KVCacheRefused, KVCacheStatus, KVMemory
 from octavo.engine.memory import MemoryPlan, plan_memory
 from octavo.engine.memory_pressure import THIS_MACHINE, PressureSources, PressureWatcher
 from octavo.engine.metrics import EngineCollector, EngineMetrics
-from octavo.engine.request import Request, RequestRefused
+from octavo.engine.open_requests import OpenRequests
+from octavo.engine.request import Request, RequestRefused, Standing
 from octavo.engine.step_loop import BatchStepper, StepLoop
 from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
@@ -147,12 +148,14 @@ class Engine:
             model_name if model_name is not None else model.config.name,
             kv_cache_dtype=config.kv_cache_dtype,
         )
+        self._open_requests = OpenRequests(config.max_num_queued_reqs, self._scheduler, cache)
         self._loop = StepLoop(
             model,
             self._scheduler,
             cache,
             self.metrics,
             self._kv_memory,
+            self._open_requests,
             copy_block=self._arena.copy,
             audits_every_step=os.environ.get("OCTAVO_AUDIT") == "1",
             log_content=config.log_content,
@@ -240,6 +243,7 @@ class Engine:
         share: Share = NOBODYS,
         priority: int = 0,
         choice_index: int = 0,
+        bounded: bool = True,
     ) -> Generation:
         """Queue one choice. Choices of one prompt are submitted one by one and share its blocks.
 
@@ -248,9 +252,12 @@ class Engine:
         share: whose the request is, for fairness and when cached content must be forgotten (`EvictionOrder`).
         priority: the lower, the sooner; others pause for it where the pool is full.
         choice_index: the choice's own random stream under an equal seed.
+        bounded: the bound of the queue applies. Not to the further choices of a request whose first was
+        taken, nor to work whose owner hands in all of it at once.
 
         Raises: RequestRefused, before any work, if the prompt is empty, holds ids outside the vocabulary,
-        or can never fit; or if the engine is closing or has failed. InvalidParameter for token ids in
+        or can never fit; if too many wait (`OpenRequests.check`); or if the engine is closing or has failed.
+        InvalidParameter for token ids in
         `params` that are outside the vocabulary.
         """
         num_prompt = len(prompt_token_ids)
@@ -277,6 +284,8 @@ class Engine:
             # Once more: from here on no resize can come before this request.
             limit = self._limit()
             self._check_length(num_prompt, params.max_tokens, limit)
+            if bounded:
+                self._open_requests.check(num_prompt)
             request = Request(
                 request_id if request_id is not None else sequence_id,
                 sequence,
@@ -288,6 +297,7 @@ class Engine:
                 arrived_at=time.monotonic(),
             )
             self._num_submitted += 1
+            self._open_requests.add(request)
             self._loop.commands.put(partial(self._loop.add, request))
         return Generation(request, self)
 
@@ -309,7 +319,15 @@ class Engine:
                 f"it has {len(token_ids):,} tokens, and whole blocks of {self.config.block_size} are held"
             )
         once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        for _ in self.submit(token_ids, once, request_id="pinned-prefix", group=group, cache_salt=cache_salt):
+        computed = self.submit(
+            token_ids,
+            once,
+            request_id="pinned-prefix",
+            group=group,
+            cache_salt=cache_salt,
+            bounded=False,
+        )
+        for _ in computed:
             pass
         held: SimpleQueue[int] = SimpleQueue()
         self._loop.commands.put(lambda: held.put(self._cache.pin(token_ids, Namespace(group, cache_salt))))
@@ -322,6 +340,15 @@ class Engine:
     def resume(self, request: Request) -> None:
         """`Generation.take` of a held stream: its reader has caught up."""
         self._loop.commands.put(partial(self._loop.resume, request))
+
+    def standing(self, request: Request) -> Standing | None:
+        """`Generation.standing`."""
+        return self._open_requests.standing(request)
+
+    def estimated_wait(self) -> float | None:
+        """Seconds until what is ahead of a request that comes now is computed; None where nobody can tell
+        yet."""
+        return self._open_requests.estimated_wait()
 
     def kv_cache_status(self) -> KVCacheStatus:
         """The pool between two steps. Blocks until the running step has returned.

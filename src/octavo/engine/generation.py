@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self
 
-from octavo.engine.request import Delta, Request, RequestFailed, RequestStats
+from octavo.engine.request import Delta, Request, RequestFailed, RequestStats, Standing
 
 MAX_UNREAD_TOKENS = 256
 """Beyond this many unread tokens the sequence is held: a client that does not read must not take the pool."""
@@ -33,6 +33,14 @@ _write_keeping_the_interpreter = ctypes.PyDLL(None).write
 _write_keeping_the_interpreter.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write_keeping_the_interpreter.restype = ctypes.c_ssize_t
 _ONE = (1).to_bytes(8, sys.byteorder)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that this thread runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class LoopMailbox:
@@ -117,11 +125,13 @@ class ThreadMailbox:
 
 
 class EngineSide(Protocol):
-    """What a generation asks of its engine; both calls are thread-safe and return at once."""
+    """What a generation asks of its engine; every call is thread-safe and returns at once."""
 
     def cancel(self, request: Request) -> None: ...
 
     def resume(self, request: Request) -> None: ...
+
+    def standing(self, request: Request) -> Standing | None: ...
 
     def mailbox_of(self, loop: asyncio.AbstractEventLoop) -> LoopMailbox: ...
 
@@ -164,6 +174,11 @@ class Generation:
         """The numbers of this moment, from any thread."""
         return self._request.progress(time.monotonic())
 
+    def standing(self) -> Standing | None:
+        """Why it has no token yet, or stands still, from any thread; None once it generates, and after its
+        end."""
+        return self._engine.standing(self._request)
+
     def computed_output(self, count: int) -> list[int]:
         """The first `count` tokens of the answer, from any thread, but never the last one that there is: its
         keys have not been computed."""
@@ -173,6 +188,9 @@ class Generation:
     def cancel(self, reason: str = "abort") -> None:
         """End the stream now and give its blocks back before the next step. Thread-safe and idempotent.
 
+        A consumer that sleeps on the event loop of the thread that cancels wakes at once, others when the
+        engine has seen it.
+
         reason: "abort" (the client went away) or "stop" (the consumer found a stop string).
         """
         if reason not in ("abort", "stop"):
@@ -181,6 +199,9 @@ class Generation:
         if request.outcome is None and request.cancelled is None:
             request.cancelled = reason
             self._engine.cancel(request)
+            waiter = request.waiter
+            if waiter is not None and not waiter.done() and waiter.get_loop() is _running_loop():
+                waiter.set_result(None)
 
     def take(self) -> Delta | None:
         """Everything unread, at once, without waiting; None if there is nothing new (see `ended`).

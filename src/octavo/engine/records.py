@@ -20,7 +20,7 @@ from octavo.engine.conversations import Conversation, Conversations, Owner, Pref
 
 if TYPE_CHECKING:
     from octavo.engine.generation import Generation
-    from octavo.engine.request import RequestStats
+    from octavo.engine.request import RequestStats, Standing
 
 MAX_FINISHED = 256
 """Finished requests that are kept, of everybody, and"""
@@ -37,10 +37,12 @@ STATUSES = ("running", "paused", "waiting", "finished")
 
 
 class ChoiceNumbers(NamedTuple):
-    """One choice as it is now, and where its prompt left an earlier conversation, if it did."""
+    """One choice as it is now: why it waits, if it does; where its prompt left an earlier conversation, if it
+    did."""
 
     status: str
     stats: RequestStats
+    standing: Standing | None
     prefix_break: PrefixBreak | None
 
 
@@ -54,22 +56,24 @@ class Choice:
         self._generation = ref(generation)
         self._stats = generation.stats
 
-    def now(self) -> tuple[str, RequestStats]:
-        """Its status and its numbers."""
+    def now(self) -> tuple[str, RequestStats, Standing | None]:
+        """Its status, its numbers and why it waits."""
         if self._stats.finish_reason is None and (generation := self._generation()) is not None:
-            return generation.status, generation.progress()
+            return generation.status, generation.progress(), generation.standing()
         # Nobody reads it any more: until the engine thread has seen that, it still runs.
-        return "running" if self._stats.finish_reason is None else "finished", self._stats
+        return "running" if self._stats.finish_reason is None else "finished", self._stats, None
 
 
 class RequestRecord:
-    """One request of one owner. `created`: seconds since 1970. `number`: in order of submission."""
+    """One request of one owner. `created`: seconds since 1970. `number`: in order of submission. `account`:
+    the owner's account by name, for whoever runs the server."""
 
     def __init__(
         self,
         number: int,
         request_id: str,
         owner: Owner,
+        account: str,
         created: int,
         generations: Sequence[Generation],
         num_prompts: int,
@@ -77,6 +81,7 @@ class RequestRecord:
         self.number = number
         self.request_id = request_id
         self.owner = owner
+        self.account = account
         self.created = created
         self._choices = [Choice(generation) for generation in generations]
         self._breaks: list[PrefixBreak | None] = [None] * num_prompts
@@ -127,12 +132,15 @@ class RequestRecords:
         prompts: Sequence[list[int]],
         generations: Sequence[Generation],
         *,
+        account: str,
         cache_salt: str,
         created: int,
     ) -> None:
         """A request has been submitted: `generations` are its choices, as many of each prompt, in order."""
         self._num_opened += 1
-        record = RequestRecord(self._num_opened, request_id, owner, created, generations, len(prompts))
+        record = RequestRecord(
+            self._num_opened, request_id, owner, account, created, generations, len(prompts)
+        )
         self._live[request_id] = record
         if not self._remembers:
             return
@@ -167,14 +175,21 @@ class RequestRecords:
 
     def find(self, owner: Owner, request_id: str) -> RequestRecord | None:
         """A request of this owner; None for those of others as for those that nobody knows."""
-        record = self._live.get(request_id) or self._finished.get(request_id)
+        record = self.find_of_all(request_id)
         return record if record is not None and record.owner == owner else None
 
     def of(self, owner: Owner) -> list[RequestRecord]:
         """All of one owner that are known, the latest submitted first."""
+        return [record for record in self.of_all() if record.owner == owner]
+
+    def find_of_all(self, request_id: str) -> RequestRecord | None:
+        """A request of anybody."""
+        return self._live.get(request_id) or self._finished.get(request_id)
+
+    def of_all(self) -> list[RequestRecord]:
+        """Everybody's that are known, the latest submitted first."""
         known = (*self._live.values(), *self._finished.values())
-        mine = [record for record in known if record.owner == owner]
-        return sorted(mine, key=lambda record: record.number, reverse=True)
+        return sorted(known, key=lambda record: record.number, reverse=True)
 
     def _drop(self, record: RequestRecord) -> None:
         del self._finished[record.request_id]

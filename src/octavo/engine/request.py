@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.scheduler.plan import PreemptionReason
 from octavo.scheduler.share import Share as Share
+from octavo.scheduler.standing import Standing as Standing
+from octavo.scheduler.standing import WaitReason as WaitReason
 
 if TYPE_CHECKING:
     from octavo.kernels import Sampler
@@ -31,14 +33,18 @@ class RequestRefused(Exception):
     """The engine will not take this request; nothing was computed.
 
     code: "context_length_exceeded" (both numbers are in the message), "empty_prompt", "invalid_token",
-    "shutting_down" or "engine_failed". param: the field at fault as the engine knows it, or None.
+    "queue_full", "shutting_down" or "engine_failed". param: the field at fault as the engine knows it, or
+    None. retry_after: seconds after which asking again may help, where the engine can tell.
     """
 
-    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.param = param
+        self.retry_after = retry_after
 
 
 class RequestFailed(Exception):

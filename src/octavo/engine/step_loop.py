@@ -28,6 +28,7 @@ from octavo.engine.fault import ENGINE_STOPPED, STEP_FAILED, describe
 from octavo.engine.generation import MAX_UNREAD_TOKENS, RESUME_UNREAD_TOKENS
 from octavo.engine.kv_memory import KVMemory
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.open_requests import OpenRequests
 from octavo.engine.request import Mailbox, Request, RequestFailed, RequestRefused, TokenLogprobs
 from octavo.kv.kv_cache import KVCache
 from octavo.model.batch import RaggedBatch
@@ -77,6 +78,7 @@ class StepLoop:
         cache: KVCache,
         metrics: EngineMetrics,
         memory: KVMemory,
+        open_requests: OpenRequests,
         *,
         copy_block: Callable[[int, int], None],
         audits_every_step: bool,
@@ -93,6 +95,7 @@ class StepLoop:
         self._cache = cache
         self._metrics = metrics
         self._memory = memory
+        self._open_requests = open_requests
         self._copy_block = copy_block
         self._audits_every_step = audits_every_step
         self._log_content = log_content
@@ -225,6 +228,7 @@ class StepLoop:
         self._scheduler.commit(plan)
         gap = entered_at - self._returned_at if self._returned_at is not None else None
         self._metrics.step(returned_at - entered_at, gap)
+        self._open_requests.computed(plan.num_tokens, returned_at - entered_at + (gap or 0.0))
         self._metrics.attention_kv_bytes_read = self._model.attention_kv_bytes_read
         self._metrics.attention_kv_bytes_attended = self._model.attention_kv_bytes_attended
         self._returned_at = self.last_progress = returned_at
@@ -343,6 +347,7 @@ class StepLoop:
         request.conclude(outcome, time.monotonic())
         self.num_finished += 1
         self._metrics.finish(request.stats)
+        self._open_requests.ended(request)
         if request.waiting:
             self._tell(request)
         logger.info("%s", request)

@@ -8,11 +8,13 @@ the request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
@@ -20,7 +22,7 @@ from starlette.responses import Response
 
 from octavo.api.caller import Caller
 from octavo.api.disconnect import ClientDisconnected, until_disconnect
-from octavo.api.errors import from_exception, invalid, log_fault
+from octavo.api.errors import APIError, from_exception, invalid, log_fault
 from octavo.api.key_limits import check_context, computed_tokens, longest_request, reserve
 from octavo.api.openai.choices import ChoiceStream, Piece, WholeChoice, collect, merged
 from octavo.api.openai.requests import GenerationRequest
@@ -28,7 +30,8 @@ from octavo.api.openai.responses import PromptTokensDetails, Usage
 from octavo.api.rate_limit import Reservation
 from octavo.api.served_model import ServedModel
 from octavo.api.sse import DONE, EventStream
-from octavo.engine.request import RequestRefused
+from octavo.api.standing import comment_line, in_words
+from octavo.engine.request import RequestFailed, RequestRefused
 from octavo.engine.sampling_params import MAX_CHOICES, SamplingParams
 
 logger = logging.getLogger("octavo.api")
@@ -74,6 +77,9 @@ class Answer:
         self._request_id = ""
         self._choices: list[ChoiceStream] = []
         self._reservation: Reservation | None = None
+        self._error: APIError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._leave_tag: Callable[[], None] | None = None
 
     def submit(
         self,
@@ -85,14 +91,19 @@ class Answer:
         cache_salt: str,
         priority: int,
         prompt_param: str,
+        account: str,
         limit_param: str = "max_tokens",
         default_max_tokens: int | None = None,
+        deadline: float | None = None,
+        latest_only: str | None = None,
     ) -> None:
         """Hand every choice to the engine, or none, and begin its record.
 
-        created: seconds since 1970.
+        created: seconds since 1970. account: the caller's, by name.
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
+        deadline: seconds from now after which it ends if none of its choices has a token.
+        latest_only: a tag; an open request of the same owner with it ends, whatever becomes of this one.
 
         Raises: APIError 400 (the engine's refusal, with the field at fault), 403 and 429 (the key's limits),
         503.
@@ -110,6 +121,10 @@ class Answer:
                 logger.info("request %s asked %r", request_id, text)
         self._reservation = reserve(caller.key, sum(map(len, self._prompts)))
         try:
+            if latest_only is not None:
+                tag = (caller.owner, latest_only, self)
+                self._served.latest_only.enter(*tag)
+                self._leave_tag = partial(self._served.latest_only.leave, *tag)
             for index in range(count):
                 prompt, choice_index = divmod(index, params.n)
                 token_ids = self._prompts[prompt]
@@ -122,6 +137,7 @@ class Answer:
                     share=caller.share,
                     priority=priority,
                     choice_index=choice_index,
+                    bounded=index == 0,
                 )
                 self._choices.append(ChoiceStream(index, generation, self._served.tokenizer, params))
             self._served.records.open(
@@ -129,9 +145,13 @@ class Answer:
                 caller.owner,
                 self._prompts,
                 [choice.generation for choice in self._choices],
+                account=account,
                 cache_salt=cache_salt,
                 created=created,
             )
+            if deadline is not None:
+                loop = asyncio.get_running_loop()
+                self._deadline = loop.call_later(deadline, self._miss_deadline, deadline, loop.time())
         except Exception as error:
             self.close()
             fits_alone = max(map(len, self._prompts)) < self._served.longest_request
@@ -153,6 +173,10 @@ class Answer:
 
     def close(self) -> None:
         """End every choice that is still running, and the record. Idempotent."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._leave_tag is not None:
+            self._leave_tag()
         for choice in self._choices:
             choice.generation.cancel()
         seen = [choice.generation.computed_output(choice.num_seen) for choice in self._choices]
@@ -160,10 +184,46 @@ class Answer:
         if self._reservation is not None:
             self._reservation.settle(computed_tokens(one.generation.progress() for one in self._choices))
 
+    def end(self, error: APIError) -> None:
+        """End it now: with this answer, or with this event where a stream has begun."""
+        if self._error is None:
+            self._error = error
+            for choice in self._choices:
+                choice.generation.cancel()
+
+    def _miss_deadline(self, deadline: float, submitted_at: float) -> None:
+        stats = [choice.generation.stats for choice in self._choices]
+        if any(one.first_token_time is not None or one.finish_reason is not None for one in stats):
+            return
+        waited = asyncio.get_running_loop().time() - submitted_at
+        standings = [choice.generation.standing() for choice in self._choices]
+        known = [standing for standing in standings if standing is not None]
+        first = min(known, key=lambda standing: standing.position, default=None)
+        self.end(
+            APIError(
+                503,
+                f"No token has come within the 'deadline' of {deadline:g} s: the request has waited "
+                f"{waited:.1f} s, and {in_words(first)}.",
+                code="deadline_exceeded",
+                param="deadline",
+                headers={"x-should-retry": "false"},
+            )
+        )
+
+    def _comment(self) -> bytes | None:
+        """Where those of its choices stand that have no token yet or stand still, a line each."""
+        several = len(self._choices) > 1
+        lines = [
+            comment_line(standing, choice=choice.index if several else None)
+            for choice in self._choices
+            if (standing := choice.generation.standing()) is not None
+        ]
+        return b"\n".join(lines) or None
+
     async def respond(self, request: Request, body: GenerationRequest, shape: Shape) -> Response:
         if body.stream:
             events = self._events(shape, include_usage=body.include_usage)
-            return EventStream(events, on_error=self._error_event, on_close=self.close)
+            return EventStream(events, on_error=self._error_event, on_close=self.close, comment=self._comment)
         try:
             whole = await until_disconnect(request.receive, collect(self._pieces(), len(self._choices)))
         except ClientDisconnected:
@@ -181,6 +241,7 @@ class Answer:
             async for choice, piece in pieces:
                 for chunk in shape.chunks(choice.index, piece):
                     yield chunk
+        self.close()  # before the client sees the end: what it asks next finds this one accounted for
         if include_usage:
             yield shape.usage_chunk(self._usage())
         yield DONE
@@ -193,6 +254,10 @@ class Answer:
                     if self._log_content:
                         said.setdefault(choice.index, []).append(piece.text)
                     yield choice, piece
+        except RequestFailed:
+            if self._error is not None:
+                raise self._error from None
+            raise
         finally:
             for index, texts in said.items():
                 logger.info("request %s choice %d said %r", self._request_id, index, "".join(texts))

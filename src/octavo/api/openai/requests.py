@@ -14,6 +14,8 @@ from octavo.api.errors import invalid
 from octavo.api.integers import Int64
 from octavo.engine.sampling_params import InvalidParameter, SamplingParams
 
+MAX_TAG_CHARACTERS = 128
+
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where none is given, as in OpenAI's API; less where the context ends
 first.
@@ -67,6 +69,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: Int64 | None = None
     background: bool | None = None
+    deadline: float | None = None
+    latest_only: str | None = None
     user: str | None = None
 
     @property
@@ -77,6 +81,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """Raises APIError 400 for fields that contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise invalid("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.deadline is not None and not self.deadline > 0:
+            raise invalid(f"'deadline' must be more than 0 seconds, not {self.deadline:g}.", param="deadline")
+        if self.latest_only is not None and not 0 < len(self.latest_only) <= MAX_TAG_CHARACTERS:
+            raise invalid(
+                f"'latest_only' must have 1 to {MAX_TAG_CHARACTERS} characters, not "
+                f"{len(self.latest_only):,}.",
+                param="latest_only",
+            )
         n = 1 if self.n is None else self.n
         if self.best_of is not None and self.best_of != n:
             raise invalid(

@@ -1,0 +1,31 @@
+"""Where somebody stands who waits, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WaitReason(StrEnum):
+    """KV: the pool has no room for it yet. SEATS: as many as allowed are computed together. FAIR_SHARE:
+    others are more entitled to what a step computes."""
+
+    KV = "kv"
+    SEATS = "seats"
+    FAIR_SHARE = "fair share"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request stands that has no token yet, or stands still.
+
+    position: 1 is the next of those that wait; 0: it is being computed (a long prompt), or only stands still.
+    reason: None where nothing keeps it. num_tokens: known ones, of which `num_computed_tokens` are done.
+    estimate: seconds until its first, or next, token; None where nobody can tell yet.
+    """
+
+    position: int
+    reason: WaitReason | None
+    num_computed_tokens: int
+    num_tokens: int
+    estimate: float | None
