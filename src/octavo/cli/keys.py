@@ -28,7 +28,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add.description = "Make a key and print it, this once: the file gets its hash."
     flag = add.add_argument
     flag("name", metavar="NAME", help="whose it is: 1 to 64 printable characters")
-    flag("--weight", type=float, metavar="W", help="its part of the machine beside others' (default: 1); no effect yet")
+    flag(
+        "--weight",
+        type=float,
+        metavar="W",
+        help="its part of the machine beside others' (default: 1); no effect yet",
+    )
     flag(
         "--class",
         dest="of_work",
