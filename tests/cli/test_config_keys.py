@@ -104,6 +104,11 @@ def test_no_word_of_keys_is_another_thing_than_no_keys(tmp_path: Path) -> None:
         (entry("a", A, "max-model-len = -4"), "max-model-len' must be from 1 .* not -4"),
         (entry("a", A, "admin = 1"), "admin' must be true or false, not int"),
         (entry("a", A, "wieght = 2"), r"'keys\[0\].wieght' means nothing here; there is name, hash, weight"),
+        (entry("a", A, f"weight = 0x{'f' * 5000}"), "at most 1,000, not one of 20,000 bits"),
+        (entry("a", A, f"max-model-len = 0x{'f' * 5000}"), "must be from 1 .*, not one of 20,000 bits"),
+        (entry("a", A, f"kv-quota = '{'9' * 5000}GiB'"), "has 5,003 characters and is not a size"),
+        (entry("a", A, f"tokens-per-minute = {'9' * 5000}"), "is not TOML: .*digits"),
+        (f"keys = {'[' * 50_000}", "is nested too deeply to be read"),
         (entry("a", A) + "[keys.more]\n", r"'keys\[0\].more' means nothing here"),
     ],
 )

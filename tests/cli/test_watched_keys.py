@@ -61,7 +61,18 @@ def test_an_older_file_of_the_same_size_put_back_is_a_change(path: Path) -> None
     assert names(watched) == ["anne"]
 
 
-@pytest.mark.parametrize("wrong", ["[[keys", "[[keys]]\nname = 'x'\n", "[[key]]\n", "keys = 1", None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "[[keys",
+        "[[keys]]\nname = 'x'\n",
+        "[[key]]\n",
+        "keys = 1",
+        pytest.param("keys = " + "9" * 5000, id="digits"),
+        pytest.param("keys = " + "[" * 50_000, id="nested"),
+        None,
+    ],
+)
 def test_a_file_that_has_become_wrong_keeps_the_keys_and_is_told_once(
     path: Path, wrong: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,6 +94,30 @@ def test_a_file_that_has_become_wrong_keeps_the_keys_and_is_told_once(
     path.write_text(right.replace('"anna"', '"cleo"'))
     assert watched.changed()
     assert names(watched) == ["cleo"]
+
+
+def test_a_file_that_could_not_be_read_is_read_by_the_next_look(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No descriptor was left: the key that is revoked meanwhile must not stay valid for good."""
+    add(path, "anna")
+    add(path, "ben")
+    watched = WatchedKeys(path)
+    revoke_key(path, "anna")
+
+    def no_descriptor(*_: object, **__: object) -> str:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", no_descriptor)
+        for _ in range(3):
+            assert not watched.changed()
+    assert names(watched) == ["anna", "ben"]
+    (told,) = caplog.records
+    assert "Too many open files" in told.getMessage()
+    assert watched.changed()
+    assert names(watched) == ["ben"]
+    assert not watched.changed()
 
 
 def test_the_rest_of_the_file_may_be_wrong_meanwhile(path: Path) -> None:

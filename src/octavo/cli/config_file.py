@@ -50,7 +50,9 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise BadConfig(f"{path} is nested too deeply to be read") from None
+    except ValueError as error:  # also for a number of more digits than Python reads
         raise BadConfig(f"{path} is not TOML: {error}") from error
     Place(path, "").only_known(content, _ROOMS)
     return content

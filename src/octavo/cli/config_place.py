@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_LONGEST_SIZE = 64
+"""Characters. Python converts no number of thousands of digits."""
+
 
 class BadConfig(Exception):
     """One sentence: the file, the place in it and what is wrong there."""
@@ -63,7 +66,7 @@ class Place:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number", value)
         if not 0 < value <= most:
-            raise self.bad(key, f"must be a number above 0 and at most {most:,g}, not {value}")
+            raise self.bad(key, f"must be a number above 0 and at most {most:,g}, not {_shown(value)}")
         return float(value)
 
     def count(self, table: dict[str, Any], key: str) -> int | None:
@@ -82,6 +85,8 @@ class Place:
         value = table.get(key)
         if not isinstance(value, str):
             return self.count(table, key)
+        if len(value) > _LONGEST_SIZE:
+            raise self.bad(key, f"has {len(value):,} characters and is not a size such as 512MiB")
         try:
             return self._within(key, parse_bytes(value))
         except ValueError as error:
@@ -96,8 +101,15 @@ class Place:
 
     def _within(self, key: str, value: int) -> int:
         if not 1 <= value < 1 << 63:
-            raise self.bad(key, f"must be from 1 to {(1 << 63) - 1}, not {value}")
+            raise self.bad(key, f"must be from 1 to {(1 << 63) - 1}, not {_shown(value)}")
         return value
 
     def _at(self, key: str) -> str:
         return ".".join(part for part in (self.path, key) if part)
+
+
+def _shown(value: float) -> str:
+    """A number in a sentence: TOML writes numbers in hexadecimal that have too many digits for one."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"one of {value.bit_length():,} bits"
+    return str(value)

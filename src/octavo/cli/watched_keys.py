@@ -30,7 +30,7 @@ class WatchedKeys:
         self.keys: tuple[Key, ...] | None = None
         self._beside = beside
         # Taken before the file is read: what is written in between is seen by the next look.
-        self._stamp = self._look()
+        self._stamp = self._told = self._look()
         if is_there(path):
             self.keys = read_keys(path, beside)
 
@@ -39,13 +39,18 @@ class WatchedKeys:
         stamp = self._look()
         if stamp == self._stamp:
             return False
-        self._stamp = stamp
         try:
             keys = read_keys(self.path, self._beside)
         except BadConfig as error:
-            if self.keys is not None or is_there(self.path):
+            if stamp != self._told and (self.keys is not None or is_there(self.path)):
                 logger.warning("%s; the keys stay as they were", error)
+            self._told = stamp
+            # What is wrong stays so until it is written anew. What could not be read (no descriptor was left,
+            # perhaps) is read by the next look: a key that has been revoked there must not live on.
+            if stamp is None or not isinstance(error.__cause__, OSError):
+                self._stamp = stamp
             return False
+        self._stamp = self._told = stamp
         if keys == self.keys:
             return False
         self.keys = keys
