@@ -45,7 +45,7 @@ def test_without_the_key_nothing_is_answered_but_health(scripted: Scripted, give
     assert engine.generations == []
 
 
-@pytest.mark.parametrize("key", ["secret", "schlüssel-鍵"])
+@pytest.mark.parametrize("key", ["secret", "schlüssel-鍵", "voilà", "å-Å"])
 def test_with_the_key_it_is(scripted: Scripted, tokenizer: Tokenizer, key: str) -> None:
     client, _ = scripted(deltas(tokenizer.encode("the")), keyring=of_api_key(key))
     headers = {b"Authorization": f"bearer {key}".encode()}

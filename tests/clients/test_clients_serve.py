@@ -231,6 +231,13 @@ def test_a_wrong_variable_is_named(tiny_model_path: Path, variable: str, value: 
     assert value in sentence
 
 
+@pytest.mark.parametrize("key", [" sesame", "sesame ", "sesame\n", "ses\tame", "\x7f"])
+def test_a_key_that_no_client_could_send_is_refused_and_not_repeated(tiny_model_path: Path, key: str) -> None:
+    sentence = _refused(_serve(str(tiny_model_path), OCTAVO_API_KEY=key), code=2)
+    assert "OCTAVO_API_KEY: the key must not begin or end with a space" in sentence
+    assert "sesame" not in sentence
+
+
 def test_flags_come_from_the_environment_and_the_command_line_wins(tiny_model_path: Path) -> None:
     environment = {
         "OCTAVO_MODEL": str(tiny_model_path),

@@ -68,8 +68,9 @@ def _given(headers: Headers) -> bytes:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         key = headers.get("x-api-key", "")  # Anthropic's clients
-    # Header bytes arrive as latin-1, so a key outside ASCII is known by the bytes that were sent.
-    return key.strip().encode("latin-1")
+    # Header bytes arrive as latin-1, so a key outside ASCII is known by the bytes that were sent. Only what
+    # HTTP calls space is none of it: "à" ends with a byte that latin-1 calls a space too.
+    return key.strip(" \t").encode("latin-1")
 
 
 def _telling_what_is_left(bucket: TokenBucket, send: Send) -> Send:

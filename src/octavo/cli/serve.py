@@ -473,6 +473,10 @@ def _port(text: str) -> int:
 def _key(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the key must not be empty")
+    if text != text.strip(" ") or any(char < " " or char == "\x7f" for char in text):
+        raise argparse.ArgumentTypeError(
+            "the key must not begin or end with a space nor hold control characters: no client could send it"
+        )
     return text
 
 
