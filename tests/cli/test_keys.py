@@ -174,6 +174,16 @@ def test_a_new_file_is_for_its_owner_and_an_old_one_keeps_its_mode(path: Path) -
     assert [entry.name for entry in new.parent.iterdir()] == ["octavo.toml"], "nothing is left lying about"
 
 
+def test_lines_end_as_they_did(path: Path) -> None:
+    path.write_bytes(HOUSE.replace("\n", "\r\n").encode())
+    assert keys(path, "add", "anna") == 0
+    assert keys(path, "add", "ben") == 0
+    assert keys(path, "revoke", "anna") == 0
+    written = path.read_bytes()
+    assert written.count(b"\n") == written.count(b"\r\n") > HOUSE.count("\n")
+    assert names(path) == ["ben"]
+
+
 def test_a_link_goes_on_pointing_at_the_file(path: Path, tmp_path: Path) -> None:
     real = tmp_path / "dotfiles" / "octavo.toml"
     real.parent.mkdir()
@@ -257,6 +267,14 @@ def test_without_a_file_there_are_no_keys(path: Path, capsys: pytest.CaptureFixt
     assert keys(path, "list") == 0
     assert "has no keys" in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_revoking_makes_neither_a_file_nor_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keys(tmp_path / "gone" / "octavo.toml", "revoke", "anna") == 1
+    assert "has no key named 'anna'; there is no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ def revoke_key(path: Path, name: str) -> tuple[Key, ...]:
     Returns: the keys before. Raises: NoSuchKey; BadConfig and OSError as `add_key`.
     """
 
+    if not is_there(path):  # and no folder is made for it
+        raise NoSuchKey(f"{path} has no key named '{name}'; there is no such file")
+
     def revoke(text: str, keys: tuple[Key, ...]) -> str:
         numbers = [number for number, key in enumerate(keys) if key.name == name]
         if not numbers:
@@ -63,7 +66,7 @@ def _edit(path: Path, change: Callable[[str, tuple[Key, ...]], str]) -> tuple[Ke
         before = keys_of(parse(text, path), path) or ()
         changed = change(text, before)
         keys_of(parse(changed, path), path)
-        _replace(real, changed)
+        _replace(real, changed, newline=_newline(real))
     return before
 
 
@@ -142,12 +145,17 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str) -> None:
+def _newline(path: Path) -> str:
+    """How the lines of a file end."""
+    return "\r\n" if is_there(path) and b"\r\n" in path.read_bytes() else "\n"
+
+
+def _replace(path: Path, text: str, *, newline: str) -> None:
     """The whole file at once or not at all, with the mode and the owner that it had."""
     before = path.stat() if is_there(path) else None
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8", newline=newline) as file:
             file.write(text)
             os.fchmod(descriptor, NEW_FILE_MODE if before is None else before.st_mode & 0o7777)
             if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
