@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from api.keys_of_a_house import Source, key
 from api.scripted_engine import ScriptedEngine, deltas
 from octavo.api.keys import PRIVATE, Key, Keyring, digest_of
 from octavo.api.rate_limit import TokenBucket
-from octavo.engine.request import RequestRefused
+from octavo.engine.request import RequestRefused, Share
 from octavo.text.tokenizer import Tokenizer
 
 Scripted = Callable[..., tuple[httpx.Client, ScriptedEngine]]
@@ -26,22 +27,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class File:
-    """Keys that a test may change."""
-
-    def __init__(self, *keys: Key) -> None:
-        self.keys: tuple[Key, ...] | None = keys
-        self._seen: tuple[Key, ...] | None = keys
-
-    def changed(self) -> bool:
-        before, self._seen = self._seen, self.keys
-        return self._seen != before
-
-
-def key(name: str, **settings: Any) -> Key:
-    return replace(Key(name, digest_of(f"key of {name}".encode())), **settings)
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -59,11 +44,11 @@ def error_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
 @pytest.fixture
 def household(
     scripted: Scripted, tokenizer: Tokenizer
-) -> Callable[..., tuple[httpx.Client, ScriptedEngine, File, Clock]]:
+) -> Callable[..., tuple[httpx.Client, ScriptedEngine, Source, Clock]]:
     """`household(*keys)`: a client without a key, the engine, the file, and the clock of the buckets."""
 
-    def make(*keys: Key, longest_request: int = 256) -> tuple[httpx.Client, ScriptedEngine, File, Clock]:
-        file, clock = File(*keys), Clock()
+    def make(*keys: Key, longest_request: int = 256) -> tuple[httpx.Client, ScriptedEngine, Source, Clock]:
+        file, clock = Source(*keys), Clock()
         keyring = Keyring(file, new_bucket=lambda limit: TokenBucket(limit, clock))
         script = deltas(tokenizer.encode("the user"))
         client, engine = scripted(script, keyring=keyring, longest_request=longest_request)
@@ -72,7 +57,7 @@ def household(
     return make
 
 
-Household = Callable[..., tuple[httpx.Client, ScriptedEngine, File, Clock]]
+Household = Callable[..., tuple[httpx.Client, ScriptedEngine, Source, Clock]]
 
 
 @pytest.mark.parametrize(
@@ -102,18 +87,16 @@ def test_a_key_decides_whose_share_and_which_group_a_request_has(
     household: Household, path: str, body: dict[str, Any]
 ) -> None:
     client, engine, _, _ = household(
-        key("anna", weight=2.5),
+        key("anna"),
         key("batch", background=True, group="machines"),
         key("ben", group=PRIVATE),
     )
     for name, more in (("anna", {}), ("anna", {"user": "her"}), ("batch", {}), ("ben", {})):
         assert client.post(path, headers=bearer(name), json={**body, **more}).status_code == 200
     anna, hers, batch, ben = engine.generations
-    assert (anna.share.account, anna.share.weight, anna.share.background) == ("key:anna", 2.5, False)
-    assert anna.share.user == ""
-    assert replace(hers.share, user="") == anna.share
-    assert hers.share.user
-    assert (batch.share.account, batch.share.weight, batch.share.background) == ("key:batch", 1.0, True)
+    assert anna.share == Share("key:anna")
+    assert hers.share == anna.share
+    assert batch.share == Share("key:batch", background=True)
     assert (anna.group, hers.group, batch.group) == ("", "", "group:machines")
     assert ben.group not in ("", "group:machines")
 
@@ -367,7 +350,7 @@ def test_where_no_keys_are_asked_for_there_is_no_owner(scripted: Scripted) -> No
 
 
 def test_the_admin_sees_the_keys_and_what_is_left_of_them_and_no_hash(household: Household) -> None:
-    boss, anna = key("boss", admin=True), key("anna", tokens_per_minute=600, weight=2.0, kv_quota=1 << 20)
+    boss, anna = key("boss", admin=True), key("anna", tokens_per_minute=600, kv_quota=1 << 20)
     client, _, _, _ = household(boss, anna)
     computed = 100 + completion(client, "anna", 100).json()["usage"]["completion_tokens"]
     answer = client.get("/admin/keys", headers=bearer("boss"))

@@ -7,27 +7,11 @@ import hmac
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
+from api.keys_of_a_house import Source, key
 from octavo.api.keys import HOUSEHOLD, PRIVATE, Key, Keyring, LiveKey, digest_of, new_key
-
-
-def key(name: str, secret: str | None = None, **settings: object) -> Key:
-    return replace(Key(name, digest_of((secret or f"key of {name}").encode())), **settings)  # type: ignore[arg-type]
-
-
-class Source:
-    """A file that a test writes."""
-
-    def __init__(self, *keys: Key) -> None:
-        self.keys: tuple[Key, ...] | None = keys
-        self._seen: tuple[Key, ...] | None = keys
-
-    def changed(self) -> bool:
-        before, self._seen = self._seen, self.keys
-        return self._seen != before
 
 
 def found(keyring: Keyring, secret: str) -> str | None:
@@ -84,10 +68,9 @@ def test_groups_and_accounts_of_different_keys_are_never_equal_by_accident() -> 
 
 
 def test_what_is_told_of_a_key_holds_no_hash() -> None:
-    told = key("anna", weight=2.0, background=True, kv_quota=5).described()
+    told = key("anna", background=True, kv_quota=5).described()
     assert told == {
         "name": "anna",
-        "weight": 2.0,
         "class": "background",
         "group": "household",
         "kv_quota": 5,
@@ -152,9 +135,9 @@ def test_what_a_key_has_used_stays_used_when_the_file_changes() -> None:
         assert live is not None
         return live
 
-    source.keys = (key("anna", tokens_per_minute=600, weight=3.0),)
+    source.keys = (key("anna", tokens_per_minute=600, max_model_len=300),)
     bucket = anna_now().bucket
-    assert anna_now().settings.weight == 3.0
+    assert anna_now().settings.max_model_len == 300
     assert bucket is not None
     assert 100 <= bucket.remaining < 200
     source.keys = (key("anna", tokens_per_minute=6000),)

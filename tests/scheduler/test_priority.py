@@ -8,14 +8,21 @@ from hypothesis import strategies as st
 
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.share import Share
 from paged_model import PagedServer, solo
 
 
 def stream(
-    server: PagedServer, number: int, priority: int, length: int = 64, max_tokens: int = 128
+    server: PagedServer,
+    number: int,
+    priority: int,
+    length: int = 64,
+    max_tokens: int = 128,
+    *,
+    background: bool = False,
 ) -> Sequence:
     prompt = list(range(1000 * number, 1000 * number + length))
-    sequence = Sequence(f"{number}", prompt, priority=priority)
+    sequence = Sequence(f"{number}", prompt, priority=priority, share=Share(background=background))
     server.admit(sequence, max_tokens)
     return sequence
 
@@ -135,3 +142,30 @@ def test_whatever_the_priorities_everybody_ends_with_its_own_answer(
     for sequence, max_tokens in asked:
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
         assert sequence.token_ids == solo(prompt, max_tokens)
+
+
+def test_background_work_makes_room_for_everybody_else_whatever_its_priority() -> None:
+    server = PagedServer(16, 16)
+    jobs = [stream(server, number, -9, max_tokens=60, background=True) for number in range(4)]
+    for _ in range(3):
+        server.step()
+    chat = stream(server, 9, 5, length=100, max_tokens=20)
+    plan = server.step()
+    assert plan.chunks[0].sequence is chat
+    plans = run(server)
+    assert chat.num_preemptions == 0
+    assert all(ended(plans, chat) < ended(plans, job) for job in jobs)
+    assert all(job.token_ids == solo(job.token_ids[:64], 60) for job in jobs)
+
+
+def test_the_prompt_of_a_chat_goes_before_that_of_a_background_job_which_came_first() -> None:
+    server = PagedServer(200, 16, max_num_batched_tokens=64)
+    job = stream(server, 1, 0, length=1000, max_tokens=2, background=True)
+    server.step()
+    chat = stream(server, 2, 0, length=150, max_tokens=2)
+    for _ in range(3):
+        server.step()
+    assert chat.num_tokens == 151
+    assert job.num_computed_tokens < 150
+    run(server)
+    assert job.token_ids == solo(job.token_ids[:1000], 2)

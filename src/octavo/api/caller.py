@@ -14,10 +14,12 @@ from octavo.engine.request import Share
 
 
 class Caller(NamedTuple):
-    """owner: who may see what is recorded of the request. share: on whose part of the machine it is computed.
-    group: of people, who share cached content among them. key: its limits; None where no keys are asked for.
+    """name: of the key, else the address; for whoever runs the server. owner: who may see what is recorded of
+    the request. share: on whose part of the machine it is computed. group: of people, who share cached
+    content among them. key: its limits; None where no keys are asked for.
     """
 
+    name: str
     owner: Owner
     share: Share
     group: str
@@ -43,19 +45,20 @@ def caller_of(request: Request, user: str | None, *, background: bool = False) -
     itself: whoever is called the same later reads nothing of before.
     """
     user_digest = _digest((user or "").encode("utf-8", "surrogatepass"))
-    share_user = user_digest.hex() if user else ""
     key = key_of(request)
     if key is not None:
         mine = key.settings
         return Caller(
+            mine.name,
             Owner(_digest(b"key " + mine.digest), user_digest),
-            Share(mine.account, share_user, weight=mine.weight, background=mine.background or background),
+            Share(mine.account, background=mine.background or background),
             mine.sharing_group,
             key,
         )
-    address = _digest(b"address " + (request.client.host.encode() if request.client is not None else b""))
-    share = Share(f"address:{address.hex()}", share_user, background=background)
-    return Caller(Owner(address, user_digest), share, group="")
+    host = request.client.host if request.client is not None else ""
+    address = _digest(b"address " + host.encode())
+    share = Share(f"address:{address.hex()}", background=background)
+    return Caller(host, Owner(address, user_digest), share, group="")
 
 
 def _digest(name: bytes) -> bytes:

@@ -15,7 +15,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.api.auth import key_of
 from octavo.api.caller import Caller, caller_of
 from octavo.api.errors import APIError, invalid
 from octavo.api.served_model import ServedModel
@@ -200,14 +199,6 @@ def _excerpt(token_ids: Tokens, tokenizer: Tokenizer) -> str:
     begin = next((at for at, byte in enumerate(spoken) if byte & 0xC0 != 0x80), len(spoken))
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return decoder.decode(spoken[begin:])
-
-
-def account_name(request: Request) -> str:
-    """For whoever runs the server: the name of the key, else the address."""
-    key = key_of(request)
-    if key is not None:
-        return key.settings.name
-    return request.client.host if request.client is not None else ""
 
 
 def _caller(request: Request) -> tuple[Caller, bool]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.estimates import Estimates
 from octavo.engine.request import Request, RequestRefused
+from octavo.engine.standing import Standing, WaitReason
 from octavo.scheduler.sequence import Sequence, SequenceStatus
-from octavo.scheduler.standing import Standing, WaitReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,10 +15,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from octavo.engine.standing import Standing as Standing
+from octavo.engine.standing import WaitReason as WaitReason
 from octavo.scheduler.plan import PreemptionReason
 from octavo.scheduler.share import Share as Share
-from octavo.scheduler.standing import Standing as Standing
-from octavo.scheduler.standing import WaitReason as WaitReason
 
 if TYPE_CHECKING:
     from octavo.kernels import Sampler

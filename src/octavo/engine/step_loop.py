@@ -203,7 +203,7 @@ class StepLoop:
     def _step(self) -> bool:
         """Plan and compute one step; False if there is nothing to compute."""
         try:
-            plan = self._scheduler.step(time.monotonic())
+            plan = self._scheduler.step()
         except Exception as error:
             self._fail_all(error)
             return False

@@ -14,7 +14,7 @@ from octavo.scheduler.sequence import Sequence, SequenceStatus
 _WATERMARK_DIVISOR = 100
 
 
-def _entitlement(sequence: Sequence) -> tuple[int, int]:
+def _entitlement(sequence: Sequence) -> tuple[bool, int, int]:
     return sequence.entitlement
 
 
@@ -52,15 +52,15 @@ class _Draft:
 class Scheduler:
     """Decides who computes how many tokens in the next step, and holds the blocks for them.
 
-        waiting --- admission ---> running, in order of entitlement: priority, then who came first
+        waiting --- admission ---> running, in order of entitlement: class, priority, arrival
                                    | visited, planned | being visited | not yet visited |
                                      never a victim     takes blocks    gives blocks, from its end
 
     Sequences are visited once a step, the most entitled first. A generating one takes one token, which was
     set aside for it; a prompt takes what is left. Nothing is reserved for tokens that are not known yet: when
     the pool is full, the tails of those not yet visited pay, so the first always runs and somebody always
-    finishes. One of higher priority that waits is visited in its place among those who run, and may take the
-    blocks of lower priorities to begin.
+    finishes. One that waits and precedes some of those who run (background work comes last, then lower
+    priorities) is visited in its place among them, and may take their blocks to begin.
 
     Deterministic; no clock, no tensors, no model. `step`, then `commit` or `rollback`, then the next `step`;
     `add` at any time, `finish` between steps.
@@ -74,7 +74,6 @@ class Scheduler:
         self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
         self._num_arrived = 0
-        self._now = 0.0
         self._open_plan: StepPlan | None = None
 
     # Who is here.
@@ -138,12 +137,8 @@ class Scheduler:
 
     # A step.
 
-    def step(self, now: float = 0.0) -> StepPlan:
-        """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit.
-
-        now: seconds of a clock that never goes back.
-        """
-        self._now = now
+    def step(self) -> StepPlan:
+        """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit."""
         assert self._open_plan is None, "the step before has neither been committed nor rolled back"
         active = [sequence for sequence in self._running if not sequence.held]
         order = self._in_order(active)[: self.config.max_num_seqs]
@@ -226,10 +221,10 @@ class Scheduler:
         """Start a waiting sequence, or a paused one again, if all it knows fits now. Returns whether it did.
 
         The first in a step need not fit: it may take the blocks of everybody else. The others may take those
-        of lower priorities, if that is enough.
+        of those it precedes, if that is enough.
         """
         cache = self._cache
-        lower = self._of_lower_priority(sequence)
+        lower = self._preceded_by(sequence)
         room = cache.num_available - draft.missing_blocks - watermark
         if draft.chunks and room < 1 and not lower:
             return False
@@ -245,12 +240,12 @@ class Scheduler:
         cache.adopt(sequence, found)
         return self._plan_chunk(sequence, draft)
 
-    def _of_lower_priority(self, taker: Sequence) -> list[Sequence]:
+    def _preceded_by(self, taker: Sequence) -> list[Sequence]:
         """Who may lose blocks so that `taker` can begin."""
-        if not self._running or next(reversed(self._running)).priority <= taker.priority:
+        if not self._running or next(reversed(self._running)).precedence <= taker.precedence:
             return []
         victims = victims_in_order(reversed(self._running), taker)
-        return [victim for victim in victims if victim.priority > taker.priority]
+        return [victim for victim in victims if victim.precedence > taker.precedence]
 
     def _take_from(self, victims: list[Sequence], num_blocks: int, draft: _Draft) -> None:
         for victim, num_lost in take_tails(self._cache, victims, num_blocks).items():

@@ -52,7 +52,6 @@ class Sequence:
         "owner",
         "priority",
         "sequence_id",
-        "share",
         "status",
         "token_ids",
     )
@@ -73,10 +72,9 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         # Who shares its content, and whose it is: for fairness, and when some must be forgotten.
         self.namespace = namespace
-        self.share = share
         self.owner = share.account
         self.background = share.background
-        # The lower, the more entitled; among equals who came first.
+        # The lower, the more entitled.
         self.priority = priority
         self.status = SequenceStatus.WAITING
         self.arrival = 0
@@ -92,9 +90,14 @@ class Sequence:
         self.num_lost_tokens = 0
 
     @property
-    def entitlement(self) -> tuple[int, int]:
-        """The less, the earlier it is visited, and the later it is robbed."""
-        return self.priority, self.arrival
+    def precedence(self) -> tuple[bool, int]:
+        """Background work after everybody else's, then by priority. The less, the sooner."""
+        return self.background, self.priority
+
+    @property
+    def entitlement(self) -> tuple[bool, int, int]:
+        """Precedence, then who came first. The less, the earlier it is visited, the later it is robbed."""
+        return self.background, self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:

@@ -91,7 +91,6 @@ class Answer:
         cache_salt: str,
         priority: int,
         prompt_param: str,
-        account: str,
         limit_param: str = "max_tokens",
         default_max_tokens: int | None = None,
         deadline: float | None = None,
@@ -99,7 +98,7 @@ class Answer:
     ) -> None:
         """Hand every choice to the engine, or none, and begin its record.
 
-        created: seconds since 1970. account: the caller's, by name.
+        created: seconds since 1970.
         prompt_param, limit_param: the request's fields for the prompt and for the limit of output tokens.
         default_max_tokens: where params set no limit; the context's end counts if it comes first.
         deadline: seconds from now after which it ends if none of its choices has a token.
@@ -145,7 +144,7 @@ class Answer:
                 caller.owner,
                 self._prompts,
                 [choice.generation for choice in self._choices],
-                account=account,
+                account=caller.name,
                 cache_salt=cache_salt,
                 created=created,
             )

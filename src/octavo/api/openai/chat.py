@@ -27,7 +27,6 @@ from octavo.api.openai.responses import (
     Usage,
 )
 from octavo.api.openai.unsupported import UnknownFields, refuse_unsupported
-from octavo.api.request_records import account_name
 from octavo.api.served_model import ServedModel
 from octavo.engine.sampling_params import SamplingParams
 
@@ -54,7 +53,6 @@ class ChatCompletions:
             caller=caller_of(request, body.user, background=bool(body.background)),
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
-            account=account_name(request),
             deadline=body.deadline,
             latest_only=body.latest_only,
             prompt_param="messages",
