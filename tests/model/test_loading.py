@@ -18,7 +18,7 @@ from octavo.model.gguf import GGUFFile
 
 _MIB = 1 << 20
 
-BESIDE_WEIGHTS = PACK_STRIP_BYTES + 20 * _MIB
+BESIDE_WEIGHTS = PACK_STRIP_BYTES + 24 * _MIB
 """The bound of docs/kernels.md: one strip of the file, and metadata, program and tables of a page or two."""
 
 _LOAD = """

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence as Ordered
 
 from octavo.kv.block import Block
 from octavo.kv.kv_cache import KVCache
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
 
-def victims_in_order(running: Iterable[Sequence], taker: Sequence) -> list[Sequence]:
-    """Who may lose blocks to `taker`, first to be robbed first.
+def exclusive_blocks(victims: Ordered[Sequence], enough: int) -> int:
+    """Blocks that become available at once if the victims lose all they hold: those that nobody else shares.
 
-    Only who has not been visited in this step: those less entitled than the taker, and held ones wherever
-    they stand, since nobody visits them. Those who stand still anyhow (held, paused) before those who run;
-    the least entitled first.
-
-    Args:
-        running: admitted sequences, the least entitled first.
-        taker: one of them, or one that is just being admitted.
+    Counting stops at `enough`.
     """
-    still: list[Sequence] = []
-    moving: list[Sequence] = []
-    for sequence in running:
-        behind = sequence.entitlement > taker.entitlement
-        if sequence is taker or not sequence.block_table.blocks:
-            continue
-        if sequence.held or (behind and sequence.status is SequenceStatus.PAUSED):
-            still.append(sequence)
-        elif behind:
-            moving.append(sequence)
-    return still + moving
+    num_blocks = 0
+    for victim in victims:
+        if num_blocks >= enough:
+            break
+        num_blocks += sum(block.ref_count == 1 for block in victim.block_table.blocks)
+    return num_blocks
 
 
-def take_tails(cache: KVCache, victims: list[Sequence], num_blocks: int) -> dict[Sequence, int]:
+def still_ones_first(victims: Ordered[Sequence]) -> list[Sequence]:
+    """Those who stand still anyhow (held, paused) before those who run: the fewest streams stop."""
+    still = [one for one in victims if one.held or one.status is SequenceStatus.PAUSED]
+    return still + [one for one in victims if not one.held and one.status is not SequenceStatus.PAUSED]
+
+
+def take_tails(cache: KVCache, victims: Ordered[Sequence], num_blocks: int) -> dict[Sequence, int]:
     """Free tail blocks of the victims in turn until `num_blocks` are available, or nothing is left to take.
 
     What a victim keeps stays valid, and what it loses stays findable until it is overwritten. A shared block

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.kv.block_table import BlockTable
 from octavo.kv.prefix_index import COMMON, Namespace
 from octavo.scheduler.share import NOBODYS, Share
+
+if TYPE_CHECKING:
+    from octavo.scheduler.fair_queue import Flow
+
+Rank: TypeAlias = tuple[int, int, int]
+"""Priority, age, arrival: the order among the sequences of a user. The less, the sooner."""
 
 
 class SequenceStatus(Enum):
@@ -41,6 +48,7 @@ class Sequence:
         "arrival",
         "background",
         "block_table",
+        "flow",
         "held",
         "namespace",
         "num_cached_tokens",
@@ -51,7 +59,9 @@ class Sequence:
         "num_seen_tokens",
         "owner",
         "priority",
+        "rank",
         "sequence_id",
+        "share",
         "status",
         "token_ids",
     )
@@ -72,12 +82,16 @@ class Sequence:
         self.num_prompt_tokens = len(prompt_token_ids)
         # Who shares its content, and whose it is: for fairness, and when some must be forgotten.
         self.namespace = namespace
+        self.share = share
         self.owner = share.account
         self.background = share.background
-        # The lower, the more entitled.
+        # The lower, the more entitled: among those of the same user, or of everybody (`SchedulingPolicy`).
         self.priority = priority
         self.status = SequenceStatus.WAITING
         self.arrival = 0
+        # Where it stands among everybody (`FairQueue`); no flow before it arrives and after its end.
+        self.rank: Rank = (priority, 0, 0)
+        self.flow: Flow | None = None
         self.held = False
         self.block_table = BlockTable()
         self.num_computed_tokens = 0
@@ -88,16 +102,6 @@ class Sequence:
         # How often it was paused, and the tokens it has lost, which are computed again.
         self.num_preemptions = 0
         self.num_lost_tokens = 0
-
-    @property
-    def precedence(self) -> tuple[bool, int]:
-        """Background work after everybody else's, then by priority. The less, the sooner."""
-        return self.background, self.priority
-
-    @property
-    def entitlement(self) -> tuple[bool, int, int]:
-        """Precedence, then who came first. The less, the earlier it is visited, the later it is robbed."""
-        return self.background, self.priority, self.arrival
 
     @property
     def num_tokens(self) -> int:
