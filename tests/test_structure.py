@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "text": {"model"},  # what a damaged file raises
     "engine": {"kernels", "kv", "model", "scheduler"},
     "api": {"engine", "text"},
-    "bench": {"engine", "kernels", "kv", "llm", "model", "text"},
+    "bench": {"engine", "kernels", "kv", "llm", "model", "scheduler", "text"},
     "llm": {"engine", "model", "text"},
     "cli": {"api", "bench", "engine", "llm", "model", "text"},
     "__init__": {"engine", "llm"},
