@@ -1,9 +1,10 @@
-"""`octavo bench`: measure this machine with this build."""
+"""`octavo bench`: measure this machine with this build, and simulate a house's load."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import Any
 
@@ -12,11 +13,14 @@ from octavo.cli.flags import count
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "bench", help="measure kernels and throughput", description="Measure this machine with this build."
+        "bench",
+        help="measure kernels and throughput, simulate a house's load",
+        description="Measure this machine with this build, or simulate a house's load on a machine like it.",
     )
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     _add_kernels(kinds)
     _add_throughput(kinds)
+    _add_simulate(kinds)
     parser.set_defaults(run=run)
 
 
@@ -100,9 +104,57 @@ def _add_throughput(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag("--json", action="store_true", help="print JSON, with the machine's facts")
 
 
+def _add_simulate(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = kinds.add_parser(
+        "simulate",
+        usage="octavo bench simulate [OPTIONS]",
+        help="hours of a house's load in seconds: who waits how long, how evenly all are served",
+        description="Run the scheduler and the block pool as they are, on a clock instead of a model: a step "
+        "takes what one of SmolLM2-135M takes on two cores, answers have drawn lengths and made-up tokens.",
+    )
+    flag = parser.add_argument
+    flag(
+        "--workload",
+        choices=("home", "two-backlogged", "one-heavy-many-light", "thousands"),
+        default="home",
+        help="the house (default: %(default)s)",
+    )
+    flag(
+        "--users",
+        type=_counts,
+        metavar="N,...",
+        help="how many; several numbers: one simulation for each (default: the workload's own number)",
+    )
+    span = parser.add_mutually_exclusive_group()
+    span.add_argument(
+        "--minutes", type=_number, metavar="M", help="simulated minutes of asking (default: 60)"
+    )
+    span.add_argument("--hours", type=_number, metavar="H", help="the same in hours")
+    flag(
+        "--rate",
+        type=_number,
+        metavar="R",
+        help="requests a second of each user who is not backlogged, were they answered at once",
+    )
+    flag("--weights", type=_numbers, metavar="W,...", help="of the users, in turn (default: 1)")
+    flag("--seed", type=int, metavar="N", help="draws everything that is drawn (default: 0)")
+    flag("--pool-tokens", type=count, metavar="N", help="tokens that the KV pool holds (default: 32768)")
+    flag("--block-size", type=count, metavar="N", help="tokens of a block (default: 16)")
+    flag("--max-num-seqs", type=count, metavar="N", help="requests computed together (default: 64)")
+    flag("--max-num-batched-tokens", type=count, metavar="N", help="tokens of a step (default: 256)")
+    flag("--max-model-len", type=count, metavar="N", help="tokens of the longest request (default: 8192)")
+    flag("--speed", type=_number, metavar="X", help="how many times as fast as two cores (default: 1)")
+    flag("--noise", type=_number, metavar="X", help="relative standard deviation of a step (default: 0)")
+    flag("--stalls", type=_number, metavar="X", help="fraction of steps that take ten times (default: 0)")
+    flag("--no-enable-prefix-caching", action="store_true", help="compute every prompt from its beginning")
+    flag("--audit", action="store_true", help="prove the block accounting after every step; slow")
+    flag("--json", action="store_true", help="print JSON")
+
+
 def run(args: argparse.Namespace) -> int:
     """Returns: 0 with the numbers on standard output, 1 where it cannot be measured, with the reason."""
-    return _run_kernels(args) if args.benchmark == "kernels" else _run_throughput(args)
+    runs = {"kernels": _run_kernels, "throughput": _run_throughput, "simulate": _run_simulate}
+    return runs[args.benchmark](args)
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
@@ -165,6 +217,46 @@ def _run_throughput(args: argparse.Namespace) -> int:
     return 0
 
 
+def _run_simulate(args: argparse.Namespace) -> int:
+    from octavo.bench.simulate import SimulationPlan, simulate
+    from octavo.bench.simulated_workloads import WORKLOADS
+
+    chosen: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in (
+            *("rate", "weights", "seed", "pool_tokens", "block_size", "max_num_seqs", "speed", "noise"),
+            *("max_num_batched_tokens", "max_model_len", "stalls"),
+        )
+    }
+    chosen["num_users"] = args.users
+    chosen["minutes"] = args.minutes if args.hours is None else 60.0 * args.hours
+    try:
+        plan = SimulationPlan(
+            workload=WORKLOADS[args.workload],
+            enable_prefix_caching=not args.no_enable_prefix_caching,
+            audits=args.audit,
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+        with _Progress() as progress:
+            reports = list(simulate(plan, progress.say))
+    except ValueError as error:
+        return _refuse(str(error))
+    if args.json:
+        runs = [report.as_json() for report in reports]
+        print(json.dumps({"benchmark": "simulate", "runs": runs}, indent=2))
+    else:
+        from rich.console import Console
+
+        from octavo.bench.simulation_report import print_curve, print_report
+
+        console = Console(highlight=False)
+        if len(reports) == 1:
+            print_report(reports[0], console)
+        else:
+            print_curve(reports, console)
+    return 0
+
+
 class _Progress:
     """What is being measured, on one line of a terminal; silent elsewhere."""
 
@@ -189,6 +281,20 @@ def _refuse(sentence: str) -> int:
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number")
+    return number
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(part) for part in text.split(","))
 
 
 def _words(text: str) -> tuple[str, ...]:
