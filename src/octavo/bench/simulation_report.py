@@ -207,11 +207,7 @@ def _worst_served(outcome: Outcome) -> list[ServedUser]:
     requests: defaultdict[User, list[SimulatedRequest]] = defaultdict(list)
     for each in outcome.requests:
         requests[each.user].append(each)
-    users = [
-        _served_user(user, service, requests[user])
-        for user, service in outcome.services.items()
-        if user in requests
-    ]
+    users = [_served_user(user, service, requests[user]) for user, service in outcome.services.items()]
     if len(users) > MOST_USERS_NAMED:
         users.sort(key=lambda user: user.served.first_token.worst, reverse=True)
     return users[:MOST_USERS_NAMED]
