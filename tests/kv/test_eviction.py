@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.kv.eviction import MAX_OWNERS, MAX_SHARES
+from counted_lines import count_lines
+from octavo.kv.eviction import MAX_OWNERS, MAX_SHARES, EvictionOrder
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.prefix_index import PrefixNode
 from octavo.scheduler.sequence import Sequence
@@ -184,6 +186,66 @@ def test_more_owners_than_are_told_apart_share_an_account() -> None:
     assert home.cache.num_cached == 3 * MAX_OWNERS
     home.ask(home.text(2 * MAX_OWNERS), "one more")
     assert home.cache.num_cached == 4 * MAX_OWNERS
+
+
+def furthest_above_share(order: EvictionOrder) -> str | None:
+    """Whose block goes, by the rule itself: of the interactive owners, whether or not they share."""
+    accounts = [each for each in order._accounts.values() if not each.background]
+    left = order.num_blocks - sum(order.quotas.get(each.owner, 0) for each in accounts)
+    equal = [each for each in accounts if each.owner not in order.quotas]
+    latest = sorted(equal, key=lambda each: each.last_used, reverse=True)[:MAX_SHARES]
+    share = max(left, 0) // max(len(latest), 1)
+    best, best_excess = None, 1.0
+    for each in accounts:
+        own = order.quotas.get(each.owner, share if each in latest else 0)
+        excess = each.num_blocks / max(own, 1)
+        if each.num_leaves and excess > best_excess:
+            best, best_excess = each.owner, excess
+    return best
+
+
+@pytest.mark.parametrize("num_owners", [3, MAX_SHARES, MAX_SHARES + 1, 20, MAX_OWNERS + 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_many_owners_the_furthest_above_its_share_loses_a_block(num_owners: int, seed: int) -> None:
+    """Shares are dealt out anew only when they may have changed; they are always those of the rule."""
+    rng = random.Random(seed)
+    home = Home(120, quotas={"0": 10, "1": 0})
+    pool = home.cache._pool
+    told = set()
+    for _ in range(150):
+        home.ask(home.text(rng.randrange(1, 9)), f"{rng.randrange(num_owners)}")
+        if rng.random() < 0.1:
+            home.cache.set_quotas({f"{rng.randrange(num_owners)}": rng.randrange(30)})
+        if rng.random() < 0.1:
+            pool.put_back(pool.withdraw(0, min(pool.num_cached, 5)))
+        if rng.random() < 0.1:
+            home.cache.pages.resize(rng.randrange(90, 150))
+            home.cache.pages.retire(home.cache.num_blocks)
+        for _ in range(rng.randrange(6)):
+            if pool.num_cached:
+                expected, chosen = furthest_above_share(pool.eviction), pool.eviction.coldest()
+                account = pool.eviction._account_of[chosen]
+                assert expected is None or account.owner == expected
+                told.add(expected)
+                held = pool.take(pool.num_free + 1)
+                assert chosen.block is None
+                pool.release(held)
+    assert len(told) > 2
+
+
+def test_a_block_costs_a_few_lines_an_owner_to_take() -> None:
+    """Shares of 64 owners are not dealt out again for every block that is taken."""
+    home = Home(20 * MAX_OWNERS)
+    for number in range(MAX_OWNERS):
+        home.ask(home.text(20), f"{number}")
+    pool = home.cache._pool
+    pool.take(50)
+    assert not pool.num_free
+
+    def take() -> None:
+        pool.take(50)
+
+    assert count_lines(take) < 50 * 8 * MAX_OWNERS
 
 
 class CountsOrder(int):

@@ -20,7 +20,16 @@ _STALE_ENTRIES = 64  # that a heap may hold beside twice its live ones
 class _Account:
     """What one owner has cached, as interactive or as background content."""
 
-    __slots__ = ("background", "heap", "last_used", "num_blocks", "num_leaves", "owner")
+    __slots__ = (
+        "background",
+        "heap",
+        "last_used",
+        "num_blocks",
+        "num_leaves",
+        "owner",
+        "share",
+        "takes_part",
+    )
 
     def __init__(self, owner: str, *, background: bool) -> None:
         self.owner = owner
@@ -28,6 +37,10 @@ class _Account:
         self.num_blocks = 0
         self.num_leaves = 0
         self.last_used = 0
+        # Blocks it may hold before it is above its share, as `EvictionOrder` has dealt them out last; and
+        # whether being used would leave them as they are: it is one of those who share, or never will be.
+        self.share = 1
+        self.takes_part = False
         # (worth, ticket, node); an entry is live while the node still has its ticket.
         self.heap: list[tuple[int, int, PrefixNode]] = []
 
@@ -70,6 +83,8 @@ class EvictionOrder:
         self._accounts: dict[tuple[str, bool], _Account] = {}
         self._account_of: dict[PrefixNode, _Account] = {}
         self._num_tickets = 0
+        # Of how many blocks and which quotas shares were dealt out; None once they are not what they were.
+        self._dealt: tuple[int, dict[str, int]] | None = None
 
     def __len__(self) -> int:
         return len(self._account_of)
@@ -79,6 +94,8 @@ class EvictionOrder:
         account = self._account(node.owner, background=node.background)
         self._account_of[node] = account
         account.num_blocks += 1
+        if not account.takes_part:
+            self._dealt = None
         account.last_used = node.last_used = self.clock
         if not node.children:
             self._push(account, node)
@@ -102,14 +119,24 @@ class EvictionOrder:
                 heapify(account.heap)
         if not account.num_blocks:
             del self._accounts[account.owner, account.background]
+            self._dealt = None
 
     def coldest(self) -> PrefixNode:
         """What is to be forgotten next; it stays until `remove`. Raises IndexError if nothing is cached."""
-        with_leaves = [account for account in self._accounts.values() if account.num_leaves]
-        accounts = [account for account in with_leaves if account.background]
-        if not accounts:
-            over = self._furthest_above_share(with_leaves)
-            accounts = with_leaves if over is None else [over]
+        if self._dealt is None or self._dealt[0] != self.num_blocks or self._dealt[1] is not self.quotas:
+            self._deal_out_shares()
+        background, others, over, excess_of_over = [], [], None, 1.0
+        for account in self._accounts.values():
+            if not account.num_leaves:
+                continue
+            if account.background:
+                background.append(account)
+                continue
+            others.append(account)
+            excess = account.num_blocks / account.share
+            if excess > excess_of_over:
+                over, excess_of_over = account, excess
+        accounts = background or (others if over is None else [over])
         entries = [entry for account in accounts if (entry := account.coldest()) is not None]
         if not entries:
             raise IndexError("nothing is cached")
@@ -124,20 +151,22 @@ class EvictionOrder:
         """All that are cached. For the audit."""
         return iter(self._account_of)
 
-    def _furthest_above_share(self, accounts: list[_Account]) -> _Account | None:
-        equal = [account for account in self._accounts.values() if not account.background]
-        left = self.num_blocks - sum(self.quotas.get(account.owner, 0) for account in equal)
-        equal = [account for account in equal if account.owner not in self.quotas]
+    def _deal_out_shares(self) -> None:
+        """Say what each interactive owner may hold. Only when it may have changed: who comes and goes, who is
+        used and had no part, quotas, the pool. A block that is forgotten only asks who is furthest above."""
+        interactive = [account for account in self._accounts.values() if not account.background]
+        left = self.num_blocks - sum(self.quotas.get(account.owner, 0) for account in interactive)
+        equal = [account for account in interactive if account.owner not in self.quotas]
+        sharing = equal
         if len(equal) > MAX_SHARES:
-            equal = nlargest(MAX_SHARES, equal, key=lambda account: account.last_used)
-        share = max(left, 0) // max(len(equal), 1)
-        best, best_excess = None, 1.0
-        for account in accounts:
-            own = self.quotas.get(account.owner, share if account in equal else 0)
-            excess = account.num_blocks / max(own, 1)
-            if excess > best_excess:
-                best, best_excess = account, excess
-        return best
+            sharing = nlargest(MAX_SHARES, equal, key=lambda account: account.last_used)
+        for account in interactive:
+            account.share = max(self.quotas.get(account.owner, 0), 1)
+            account.takes_part = account.owner in self.quotas
+        for account in sharing:
+            account.share = max(max(left, 0) // len(sharing), 1)
+            account.takes_part = True
+        self._dealt = (self.num_blocks, self.quotas)
 
     def _account(self, owner: str, *, background: bool) -> _Account:
         account = self._accounts.get((owner, background))
@@ -147,6 +176,8 @@ class EvictionOrder:
                 account = self._accounts.get((owner, background))
             if account is None:
                 account = self._accounts[owner, background] = _Account(owner, background=background)
+                account.takes_part = background
+                self._dealt = None
         return account
 
     def _push(self, account: _Account, node: PrefixNode) -> None:
