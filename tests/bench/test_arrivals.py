@@ -114,7 +114,7 @@ def test_houses_have_whom_they_say() -> None:
 def test_houses_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="two-backlogged needs at least 2 users, not 1"):
         WORKLOADS["two-backlogged"].clients(limit=8_000, num_users=1)
-    with pytest.raises(ValueError, match="it has no rate"):
+    with pytest.raises(ValueError, match="asks at a rate"):
         WORKLOADS["two-backlogged"].clients(limit=8_000, rate=1.0)
     with pytest.raises(ValueError, match="the rate is -1"):
         WORKLOADS["home"].clients(limit=8_000, rate=-1.0)

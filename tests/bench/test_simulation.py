@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.arrivals import Client, ClosedLoop, Habits, Poisson, User, made_up_tokens
+from octavo.bench.arrivals import Client, ClosedLoop, Habits, Once, Poisson, User, made_up_tokens
 from octavo.bench.simulate import SimulationPlan, simulate
 from octavo.bench.simulated_workloads import WORKLOADS
 from octavo.bench.simulation import NothingPlanned, Outcome, Simulation
@@ -45,21 +45,6 @@ def crowd(limit: int = 900, seed: int = 0) -> list[Client]:
         Client(User("reader"), Poisson(0.2), long, limit, seed),
         Client(User("night", background=True), ClosedLoop(0.0, depth=2), long, limit, seed),
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Once:
-    """A pace: one request."""
-
-    at: float
-
-    def first(self, rng: random.Random) -> list[float]:  # noqa: ARG002
-        return [self.at]
-
-    def after_asking(self, rng: random.Random) -> float | None:  # noqa: ARG002
-        return None
-
-    after_answer = after_asking
 
 
 def once(name: str, *, at: float, question: int, answer: int) -> Client:
@@ -265,7 +250,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--workload", "two-backlogged", "--rate", "1"), "it has no rate"),
+        (("--workload", "two-backlogged", "--rate", "1"), "asks at a rate"),
         (("--pool-tokens", "20"), "less than two blocks"),
         (("--minutes", "0"), "0.0 minutes cannot be simulated"),
         (("--max-num-seqs", "300"), "must have room for one token of each sequence"),

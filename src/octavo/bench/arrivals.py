@@ -105,6 +105,22 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, slots=True)
+class Once:
+    """One request, `at` seconds after the beginning."""
+
+    at: float = 0.0
+
+    def first(self, rng: random.Random) -> list[float]:  # noqa: ARG002
+        return [self.at]
+
+    def after_asking(self, rng: random.Random) -> float | None:  # noqa: ARG002
+        return None
+
+    def after_answer(self, rng: random.Random) -> float | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Habits:
     """What a user asks for.
 

@@ -91,7 +91,7 @@ def simulate(plan: SimulationPlan, say: Callable[[str], None] = lambda _: None) 
         )
         yield report_of(
             simulation.run(),
-            workload=plan.workload.name,
+            workload=plan.workload,
             seed=plan.seed,
             capacity_tokens=cache.capacity_tokens,
         )

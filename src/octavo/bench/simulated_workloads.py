@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from octavo.bench.arrivals import Bursts, Client, ClosedLoop, Habits, Pace, Poisson, User, made_up_tokens
+from octavo.bench.arrivals import (
+    Bursts,
+    Client,
+    ClosedLoop,
+    Habits,
+    Once,
+    Pace,
+    Poisson,
+    User,
+    made_up_tokens,
+)
 
 CHAT = Habits(question=40, answer=150, turns=6.0, system_prompt=made_up_tokens(120, "a chat"))
 AGENT = Habits(question=700, answer=60, turns=4.0, system_prompt=made_up_tokens(1_500, "an agent"))
 NIGHT_WORK = Habits(question=1_200, answer=200)
 LONG_QUESTIONS = Habits(question=1_000, answer=64, spread=0.3)
 LONG_ANSWERS = Habits(question=64, answer=400, spread=0.3)
+THROUGHPUT = Habits(question=400, answer=64, spread=0.0)
 ONE_LINE = Habits(question=60, answer=40, spread=0.4)
 
 BACKLOG = 64
@@ -22,9 +33,9 @@ BACKLOG = 64
 class SimulatedWorkload:
     """A kind of house.
 
-    num_users: unless another number is asked for. least_users: below which it is another house. rate:
-    requests a second of each user who is not backlogged, were they answered at once; None where everybody is.
-    drains: whether what is open at the end is answered, or cut off.
+    about: in a few words. num_users: unless another number is asked for. least_users: below which it is
+    another house. rate: requests a second of each user who is not backlogged, were they answered at once;
+    None where nobody asks at a rate. drains: whether what is open at the end is answered, or cut off.
     """
 
     name: str
@@ -53,7 +64,7 @@ class SimulatedWorkload:
         if count < self.least_users:
             raise ValueError(f"{self.name} needs at least {self.least_users} users, not {count}")
         if rate is not None and self.rate is None:
-            raise ValueError(f"everybody in {self.name} asks as fast as answers come: it has no rate")
+            raise ValueError(f"nobody in {self.name} asks at a rate")
         if rate is not None and not 0.0 < rate <= 1_000.0:
             raise ValueError(
                 f"the rate is {rate} requests a second and user, it must be more than 0, at most 1,000"
@@ -89,12 +100,16 @@ def _thousands(number: int, rate: float) -> tuple[str, Pace, Habits, bool]:  # n
     return "user", Poisson(rate), ONE_LINE, False
 
 
+def _at_once(number: int, rate: float) -> tuple[str, Pace, Habits, bool]:  # noqa: ARG001
+    return "user", Once(), THROUGHPUT, False
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
         SimulatedWorkload(
             "home",
-            "of four users two chat, one runs an agent, one has background work",
+            "of four, two chat, one runs an agent, one has background work",
             4,
             1,
             1 / 30,
@@ -121,6 +136,15 @@ WORKLOADS = {
         ),
         SimulatedWorkload(
             "thousands", "everybody has a short question now and then", 1_000, 1, 1 / 60, False, _thousands
+        ),
+        SimulatedWorkload(
+            "at-once",
+            "one prompt of 400 tokens each, 64 generated: the defaults of octavo bench throughput",
+            16,
+            1,
+            None,
+            True,
+            _at_once,
         ),
     )
 }

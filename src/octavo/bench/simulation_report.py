@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench.arrivals import User
 from octavo.bench.fairness import Difference, Service, jain_index, largest_of_all, vtc_bound
+from octavo.bench.simulated_workloads import SimulatedWorkload
 from octavo.bench.simulation import Outcome, SimulatedRequest
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class SimulationReport:
     """
 
     workload: str
+    about: str
     num_users: int
     seed: int
     seconds: float
@@ -172,12 +174,15 @@ class SimulationReport:
         return fields
 
 
-def report_of(outcome: Outcome, *, workload: str, seed: int, capacity_tokens: int) -> SimulationReport:
+def report_of(
+    outcome: Outcome, *, workload: SimulatedWorkload, seed: int, capacity_tokens: int
+) -> SimulationReport:
     """The figures of a simulation that has ended."""
     occupancy = outcome.occupancy
     num_steps = len(outcome.step_seconds)
     return SimulationReport(
-        workload=workload,
+        workload=workload.name,
+        about=workload.about,
         num_users=len(outcome.services),
         seed=seed,
         seconds=outcome.now,
@@ -229,10 +234,11 @@ def print_report(report: SimulationReport, console: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    console.print(
-        f"{report.workload}: {report.num_users:,} users, {report.seconds / 60:,.1f} simulated minutes, "
-        f"seed {report.seed}"
+    span = (
+        f"{report.seconds / 60:,.1f} minutes" if report.seconds >= 120.0 else f"{report.seconds:.2f} seconds"
     )
+    console.print(f"{report.workload}: {report.num_users:,} users, simulated {span}, seed {report.seed}")
+    console.print(f"({report.about})")
     waits = Table(title="seconds: median/95 of 100/worst", title_justify="left", box=SIMPLE_HEAD)
     given = Table(title="tokens", title_justify="left", box=SIMPLE_HEAD)
     for table, headings in (
@@ -324,5 +330,9 @@ def _given(served: Served) -> list[str]:
 
 
 def _three(unit: float, values: Percentiles) -> str:
-    scaled = (unit * value for value in (values.median, values.p95, values.worst))
-    return "/".join(f"{value:.2f}" if value < 10.0 else f"{value:,.1f}" for value in scaled)
+    return "/".join(_short(unit * value) for value in (values.median, values.p95, values.worst))
+
+
+def _short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.2f}" if value < 10.0 else f"{value:.1f}" if value < 100.0 else f"{value:,.0f}"

@@ -115,7 +115,7 @@ def _add_simulate(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     flag = parser.add_argument
     flag(
         "--workload",
-        choices=("home", "two-backlogged", "one-heavy-many-light", "thousands"),
+        choices=("home", "two-backlogged", "one-heavy-many-light", "thousands", "at-once"),
         default="home",
         help="the house (default: %(default)s)",
     )
