@@ -70,10 +70,17 @@ class CostModel:
     without a prompt also say how long a prompt takes. The other moves each in proportion to its part in the
     step, so nothing becomes uncertain by not being seen, and no variance passes a bound.
 
-    The first step sets all four, in the proportions that a fit to 1,000 steps of SmolLM2-135M on two threads
-    gave: 2.3 ms, 0.48 ms a token, 0.92 microseconds a key, 0.38 a pair. Over 1,037 steps of mixed load on
-    that machine, predictions before each step were off by 4.1 % (median) and 15 % (95 of 100), in a second
-    process's noise. Where they are wrong by a factor of three each, and steps by 20 %: 5 % after 20 steps.
+    An error beyond `_MAX_INNOVATION` counts only up to it, and makes only as much certain as it counts: were
+    it all, a first step that stalled would leave the filter sure of ten times the truth, and another speed
+    would be followed the slower the further it is off.
+
+    The first step sets all four, in the proportions that a fit to 1,037 steps of SmolLM2-135M on two threads
+    gave: 2.3 ms, 0.48 ms a token, 0.92 microseconds a key, 0.38 a pair. Off by a factor of up to three each,
+    with 20 % of noise, predictions are within 5 % (median) after 20 steps. Of real steps of mixed load
+    (`benchmarks/step_times.py`, 400 to 560 a run): within 2.3 % (median) and 11 % (95 of 100) with nothing
+    else at work, 4.1 to 5.6 % and 18 to 19 % beside somebody who took a core now and then, where the best
+    constants for the same steps were off by 15 to 22 % (median).
+
     Source: Kalman 1960; clipped innovations as in Huber's M-estimators (Masreliez and Martin 1977).
     """
 
