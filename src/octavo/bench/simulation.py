@@ -281,4 +281,4 @@ def _plan(scheduler: Scheduler, now: float) -> StepPlan:  # noqa: ARG001
 
 
 def _share_of(user: User) -> Share:
-    return Share(user.name, user.background)
+    return Share(account=user.name, background=user.background)
