@@ -6,13 +6,14 @@ from hashlib import blake2b
 
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.prefix_index import Namespace
-from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.limits import SchedulerConfig, SchedulingPolicy
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 from octavo.scheduler.share import NOBODYS, Share
 
 Content = bytes
+SECONDS_A_STEP = 0.05
 NOTHING: Content = b""
 
 
@@ -108,6 +109,7 @@ class PagedServer:
         enable_prefix_caching: bool = True,
         block_order: list[int] | None = None,
         vocab_size: int = 1000,
+        policy: SchedulingPolicy = SchedulingPolicy.FAIR,
     ) -> None:
         self.cache = KVCache(
             num_blocks,
@@ -115,7 +117,7 @@ class PagedServer:
             enable_prefix_caching=enable_prefix_caching,
             block_order=block_order,
         )
-        config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len)
+        config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy)
         self.scheduler = Scheduler(self.cache, config)
         self.model = PagedModel(block_size, vocab_size)
         self.num_steps = 0
@@ -129,22 +131,24 @@ class PagedServer:
         *,
         salt: str = "",
         share: Share = NOBODYS,
+        priority: int = 0,
     ) -> Sequence:
         """Let a request arrive."""
-        sequence = Sequence(sequence_id, prompt, namespace=Namespace(salt=salt), share=share)
+        namespace = Namespace(salt=salt)
+        sequence = Sequence(sequence_id, prompt, namespace=namespace, share=share, priority=priority)
         self.admit(sequence, max_tokens)
         return sequence
 
     def admit(self, sequence: Sequence, max_tokens: int) -> None:
         """Let a request arrive that was made elsewhere."""
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, self.num_steps * SECONDS_A_STEP)
         self._max_tokens[sequence] = max_tokens
 
     def plan(self) -> StepPlan:
         """Plan a step; `end` or `fail` must follow if it has chunks."""
         self.model.release(self.cache.pages.retire(self.cache.num_blocks))
         self.audit()
-        plan = self.scheduler.step()
+        plan = self.scheduler.step(self.num_steps * SECONDS_A_STEP)
         planned = [chunk.sequence for chunk in plan.chunks]
         assert len(set(planned)) == len(planned)
         assert not set(planned) & set(plan.preempted), "a planned sequence is a victim in the same step"

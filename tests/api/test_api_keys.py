@@ -87,15 +87,16 @@ def test_a_key_decides_whose_share_and_which_group_a_request_has(
     household: Household, path: str, body: dict[str, Any]
 ) -> None:
     client, engine, _, _ = household(
-        key("anna"),
+        key("anna", weight=2.5),
         key("batch", background=True, group="machines"),
         key("ben", group=PRIVATE),
     )
     for name, more in (("anna", {}), ("anna", {"user": "her"}), ("batch", {}), ("ben", {})):
         assert client.post(path, headers=bearer(name), json={**body, **more}).status_code == 200
     anna, hers, batch, ben = engine.generations
-    assert anna.share == Share("key:anna")
-    assert hers.share == anna.share
+    assert anna.share == Share("key:anna", weight=2.5)
+    assert hers.share.user
+    assert replace(hers.share, user="") == anna.share
     assert batch.share == Share("key:batch", background=True)
     assert (anna.group, hers.group, batch.group) == ("", "", "group:machines")
     assert ben.group not in ("", "group:machines")

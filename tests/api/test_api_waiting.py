@@ -24,7 +24,8 @@ from octavo.api import sse
 from octavo.api.caller import caller_of
 from octavo.api.openai.answer import Answer
 from octavo.api.standing import comment_line
-from octavo.engine.request import Delta, RequestRefused, Standing, WaitReason
+from octavo.engine.request import Delta, RequestRefused, Standing
+from octavo.scheduler.plan import WaitReason
 from octavo.text.tokenizer import Tokenizer
 
 Scripted = Callable[..., tuple[httpx.Client, ScriptedEngine]]

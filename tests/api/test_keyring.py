@@ -68,9 +68,10 @@ def test_groups_and_accounts_of_different_keys_are_never_equal_by_accident() -> 
 
 
 def test_what_is_told_of_a_key_holds_no_hash() -> None:
-    told = key("anna", background=True, kv_quota=5).described()
+    told = key("anna", weight=2.0, background=True, kv_quota=5).described()
     assert told == {
         "name": "anna",
+        "weight": 2.0,
         "class": "background",
         "group": "household",
         "kv_quota": 5,

@@ -30,6 +30,7 @@ def test_everything_a_key_may_say(tmp_path: Path) -> None:
         entry(
             "Änne 2",
             A.upper(),
+            "weight = 2.5",
             'class = "background"',
             'group = "private"',
             'kv-quota = "512MiB"',
@@ -37,12 +38,13 @@ def test_everything_a_key_may_say(tmp_path: Path) -> None:
             "max-model-len = 4096",
             "admin = true",
         )
-        + entry("ben", B, "kv-quota = 7", 'group = ""'),
+        + entry("ben", B, "weight = 1000", "kv-quota = 7", 'group = ""'),
     )
     assert read_keys(path) == (
         Key(
             "Änne 2",
             hashlib.sha256(b"a").digest(),
+            weight=2.5,
             background=True,
             group="private",
             kv_quota=512 << 20,
@@ -50,7 +52,7 @@ def test_everything_a_key_may_say(tmp_path: Path) -> None:
             max_model_len=4096,
             admin=True,
         ),
-        Key("ben", hashlib.sha256(b"b").digest(), group=HOUSEHOLD, kv_quota=7),
+        Key("ben", hashlib.sha256(b"b").digest(), weight=1000.0, group=HOUSEHOLD, kv_quota=7),
     )
     assert ConfigFile.read(path) == ConfigFile(), "the rest of the file says nothing"
 
@@ -79,6 +81,17 @@ def test_no_word_of_keys_is_another_thing_than_no_keys(tmp_path: Path) -> None:
         (entry("a", "abc"), "'sha256:' and 64 hexadecimal digits, 71 characters, and has 10"),
         ("[[keys]]\nname = 'a'\nhash = 'octavo-secret'", "and has 13; 'octavo keys add NAME' makes"),
         (entry("a", hashlib.sha256(b"").hexdigest()), "no key at all: everybody would get in"),
+        (
+            entry("a", A, "weight = 0"),
+            r"'keys\[0\].weight' must be a number above 0 and at most 1,000, not 0",
+        ),
+        (entry("a", A, "weight = 1000.5"), "at most 1,000, not 1000.5"),
+        (entry("a", A, "weight = -1"), "not -1"),
+        (entry("a", A, "weight = nan"), "not nan"),
+        (entry("a", A, "weight = inf"), "not inf"),
+        (entry("a", A, "weight = true"), "must be a number, not bool"),
+        (entry("a", A, "weight = '2'"), "must be a number, not str"),
+        (entry("a", A, f"weight = 0x{'f' * 5000}"), "at most 1,000, not one of 20,000 bits"),
         (entry("a", A, "class = 'fast'"), "must be interactive or background, not 'fast'"),
         (entry("a", A, "class = 1"), "class' must be text, not int"),
         (entry("a", A, f"group = '{'g' * 70}'"), "group' must have from 1 to 64 characters, not 70"),
@@ -91,7 +104,7 @@ def test_no_word_of_keys_is_another_thing_than_no_keys(tmp_path: Path) -> None:
         (entry("a", A, "tokens-per-minute = true"), "must be a whole number, not bool"),
         (entry("a", A, "max-model-len = -4"), "max-model-len' must be from 1 .* not -4"),
         (entry("a", A, "admin = 1"), "admin' must be true or false, not int"),
-        (entry("a", A, "clas = 2"), r"'keys\[0\].clas' means nothing here; there is name, hash, class"),
+        (entry("a", A, "clas = 2"), r"'keys\[0\].clas' means nothing here; there is name, hash, weight"),
         (entry("a", A, f"max-model-len = 0x{'f' * 5000}"), "must be from 1 .*, not one of 20,000 bits"),
         (entry("a", A, f"kv-quota = '{'9' * 5000}GiB'"), "has 5,003 characters and is not a size"),
         (entry("a", A, f"tokens-per-minute = {'9' * 5000}"), "is not TOML: .*digits"),

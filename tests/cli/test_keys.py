@@ -64,7 +64,7 @@ def test_a_key_is_printed_once_and_only_its_hash_is_kept(
 
 
 def test_every_option_gets_into_the_file_and_back_out(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--class background --group flat --kv-quota 512MiB --tokens-per-minute 20000"
+    options = "--weight 2.5 --class background --group flat --kv-quota 512MiB --tokens-per-minute 20000"
     assert keys(path, "add", "anna", *options.split(), "--max-model-len", "4096", "--admin") == 0
     assert keys(path, "add", "ben", "--private") == 0
     assert keys(path, "add", "cleo") == 0
@@ -73,6 +73,7 @@ def test_every_option_gets_into_the_file_and_back_out(path: Path, capsys: pytest
     anna, ben, cleo = json.loads(capsys.readouterr().out)
     assert anna == {
         "name": "anna",
+        "weight": 2.5,
         "class": "background",
         "group": "flat",
         "kv_quota": 512 << 20,
@@ -101,8 +102,8 @@ def test_comments_and_order_of_the_file_survive(path: Path) -> None:
         )
     text += "\n# The end\n"
     path.write_text(text)
-    assert keys(path, "add", "dora", "--max-model-len", "300") == 0
-    doras = r'\n\[\[keys\]\]\nname = "dora"\nhash = ".*"\nmax-model-len = 300\n'
+    assert keys(path, "add", "dora", "--weight", "3") == 0
+    doras = r'\n\[\[keys\]\]\nname = "dora"\nhash = ".*"\nweight = 3.0\n'
     assert re.sub(doras, "", path.read_text()) == text
     assert names(path) == ["anna", "ben", "cleo", "dora"]
     assert keys(path, "revoke", "ben") == 0
@@ -152,7 +153,7 @@ def test_when_the_last_key_has_gone_the_file_says_that_nobody_gets_in(
 def test_keys_written_as_inline_tables_are_edited_too(path: Path) -> None:
     digest = "1" * 64
     path.write_text(f'keys = [\n  {{name = "a", hash = "sha256:{digest}"}},  # first\n]\n[kv-cache]\n')
-    assert keys(path, "add", "anna") == 0
+    assert keys(path, "add", "anna", "--weight", "2") == 0
     assert names(path) == ["a", "anna"]
     assert "# first" in path.read_text()
     assert keys(path, "revoke", "a") == 0
@@ -221,6 +222,8 @@ def test_two_who_write_at_once_lose_nothing(path: Path) -> None:
         (("add", "api-key"), "must not be 'api-key'"),
         (("add", ""), "from 1 to 64 characters, not 0"),
         (("add", "x" * 65), "not 65"),
+        (("add", "ben", "--weight", "0"), "above 0 and at most 1,000, not 0.0"),
+        (("add", "ben", "--weight", "nan"), "not nan"),
         (("revoke", "ben"), "has no key named 'ben'; there is 'anna'"),
     ],
 )

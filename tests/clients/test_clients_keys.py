@@ -61,7 +61,7 @@ class Household:
 @pytest.fixture(scope="module")
 def house(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Household]:
     house = Household(tmp_path_factory.mktemp("house") / "octavo.toml")
-    house.add("anna")
+    house.add("anna", "--weight", "2")
     house.add("ben")
     house.add("cleo", "--private")
     house.add("flat", "--group", "flat")
@@ -208,7 +208,7 @@ def test_admin_is_for_the_admin_key(house: Household) -> None:
         "short",
         "poor",
     ]
-    assert told[0]["class"] == "interactive"
+    assert told[0]["weight"] == 2.0
     assert told[0]["tokens_left"] is None
     assert 0 <= told[7]["tokens_left"] <= told[7]["tokens_per_minute"] == 600
 

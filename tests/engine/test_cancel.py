@@ -31,7 +31,7 @@ def test_t25_one_running_one_prefilling_one_waiting_each_client_goes_away() -> N
         other = engine.submit(OTHER, params(60))
         running = engine.submit(prompt(1, 16), params(200))
         prefilling = engine.submit(prompt(2, 900), params(200))
-        waiting = engine.submit(prompt(3, 50), params(200))
+        waiting = engine.submit(prompt(3, 50), params(200), priority=1)
         engine.start()
         model.let(3)
         model.arrive()

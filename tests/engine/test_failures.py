@@ -176,7 +176,7 @@ def test_a_planner_that_raises_fails_everyone_and_the_engine_goes_on(monkeypatch
         plan = scheduler._plan_chunk
         failures = [RuntimeError("the planner raised")]
 
-        def plan_chunk(*args: object) -> bool:
+        def plan_chunk(*args: object) -> object:
             planned = plan(*args)  # type: ignore[arg-type]
             if failures:  # blocks are allocated and registered by now
                 raise failures.pop()

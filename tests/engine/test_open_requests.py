@@ -16,7 +16,8 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.generation import Generation
 from octavo.engine.open_requests import OpenRequests
-from octavo.engine.request import RequestRefused, Standing, WaitReason
+from octavo.engine.request import RequestRefused, Standing
+from octavo.scheduler.plan import WaitReason
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -280,7 +281,7 @@ def test_one_behind_a_long_prompt_with_seat_and_room_waits_for_its_share() -> No
     with running_engine(model, max_num_batched_tokens=64) as engine:
         first = engine.submit(prompt(1, 500), params(3))
         model.arrive()
-        second = engine.submit(prompt(2, 60), params(3))
+        second = engine.submit(prompt(2, 60), params(3), priority=1)
         model.let()
         model.arrive()
         assert stood(second) == (1, WaitReason.FAIR_SHARE, 0, 60)

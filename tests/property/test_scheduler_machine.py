@@ -9,14 +9,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from octavo.scheduler.limits import RequestTooLong
+from octavo.scheduler.limits import RequestTooLong, SchedulingPolicy
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.sequence import Sequence, SequenceStatus
+from octavo.scheduler.share import Share
 from paged_model import PagedServer, contents
 
 VOCAB_SIZE = 2  # so small that prompts share prefixes and streams meet
 PROMPTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24)
 SALTS = st.sampled_from(["", "mine"])
+SHARES = st.builds(
+    Share,
+    account=st.sampled_from("abc"),
+    user=st.sampled_from(["", "x"]),
+    weight=st.sampled_from([0.1, 1.0, 3.0]),
+    background=st.sampled_from([False, False, True]),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -30,9 +38,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 20),
         caching=st.booleans(),
+        policy=st.sampled_from(SchedulingPolicy),
     )
     def make(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        extra_tokens: int,
+        caching: bool,
+        policy: SchedulingPolicy,
     ) -> None:
         self.server = PagedServer(
             num_blocks,
@@ -41,12 +56,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             enable_prefix_caching=caching,
             vocab_size=VOCAB_SIZE,
+            policy=policy,
         )
         self.open: StepPlan | None = None
         self.asked: dict[Sequence, tuple[list[int], int]] = {}
 
-    @rule(target=sequences, prompt=PROMPTS, max_tokens=st.integers(1, 20), salt=SALTS)
-    def arrive(self, prompt: list[int], max_tokens: int, salt: str) -> Any:
+    @rule(
+        target=sequences,
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 20),
+        salt=SALTS,
+        share=SHARES,
+        priority=st.integers(-1, 1),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str, share: Share, priority: int) -> Any:
         limit = self.server.scheduler.limit
         if limit < 2:  # a pool of one slot takes no prompt at all
             return multiple()
@@ -56,7 +79,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (refusal.value.num_tokens, refusal.value.limit) == (len(prompt) + 1, limit)
             prompt = prompt[: limit - 1]
         max_tokens = min(max_tokens, limit - len(prompt))
-        sequence = self.server.add(f"{len(self.asked)}", prompt, max_tokens, salt=salt)
+        sequence = self.server.add(
+            f"{len(self.asked)}", prompt, max_tokens, salt=salt, share=share, priority=priority
+        )
         self.asked[sequence] = (prompt, max_tokens)
         return sequence
 
@@ -128,8 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.num_paused == status.count(SequenceStatus.PAUSED)
         assert scheduler.num_preemptions == sum(sequence.num_preemptions for sequence in self.asked)
         assert scheduler.num_lost_tokens == sum(sequence.num_lost_tokens for sequence in self.asked)
-        arrivals = [sequence.arrival for sequence in scheduler.running]
-        assert arrivals == sorted(arrivals)
+        assert sorted(map(id, scheduler.in_order)) == sorted(map(id, self.server.sequences))
 
     @invariant()
     def hits_are_what_sequences_were_told(self) -> None:

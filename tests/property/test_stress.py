@@ -95,7 +95,7 @@ def run(seed: int, num_steps: int, block_size: int, num_blocks: int) -> tuple[Pa
 def test_nobody_gets_another_answer_in_a_crowd(seed: int, block_size: int, num_blocks: int) -> None:
     server, compared = run(seed, 400, block_size, num_blocks)
     assert compared > 50
-    assert server.scheduler.num_preemptions > 5
+    assert server.scheduler.num_preemptions > 2
     assert server.model.num_copies > 5
     assert server.cache.num_used == 0
 

@@ -68,9 +68,9 @@ def test_a_prompt_that_can_never_generate_is_refused_with_both_numbers(
 def test_the_limit_is_the_models_context_if_that_is_shorter() -> None:
     server = PagedServer(64, 16, max_model_len=100)
     assert server.scheduler.limit == 100
-    server.scheduler.add(Sequence("fits", [1] * 99))
+    server.scheduler.add(Sequence("fits", [1] * 99), 0.0)
     with pytest.raises(RequestTooLong, match=r"101 tokens needed.*limit is 100"):
-        server.scheduler.add(Sequence("too long", [1] * 100))
+        server.scheduler.add(Sequence("too long", [1] * 100), 0.0)
 
 
 def test_a_prompt_that_fits_later_waits_and_loses_nothing() -> None:
@@ -144,8 +144,8 @@ class PausedAndShortOfBlocks:
             server.step()
         server.finish(short)
         paused = [sequence for sequence in server.sequences if sequence.status is SequenceStatus.PAUSED]
-        assert paused == [self.late, self.last]
-        assert [server.cache.blocks_missing(sequence) for sequence in paused] == [6, 2]
+        assert set(paused) == {self.late, self.last}
+        assert [server.cache.blocks_missing(sequence) for sequence in (self.late, self.last)] == [6, 2]
         assert server.cache.num_available == 3
 
 

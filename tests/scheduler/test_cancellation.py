@@ -88,7 +88,7 @@ def test_a_step_is_committed_or_rolled_back_before_the_next() -> None:
     server, _ = three_in_three_states()
     plan = server.plan()
     with pytest.raises(AssertionError, match="neither been committed nor rolled back"):
-        server.scheduler.step()
+        server.scheduler.step(0.0)
     server.end(plan)
     with pytest.raises(AssertionError, match="not the one that is running"):
         server.scheduler.commit(plan)

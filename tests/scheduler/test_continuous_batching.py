@@ -38,8 +38,8 @@ def test_tokens_of_those_who_generate_are_set_aside_before_an_older_prompt_takes
     long.held = True
     assert shape(server.step()) == [("short", 0, 10, True)]
     long.held = False
-    # "long" is visited first, yet leaves one token for "short".
-    assert shape(server.step()) == [("long", 32, 16, False), ("short", 10, 1, True)]
+    # "long" came first, yet leaves one token for "short".
+    assert shape(server.step()) == [("short", 10, 1, True), ("long", 32, 16, False)]
     assert short.num_computed_tokens == 11
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.scheduler.limits import SchedulingPolicy
 from octavo.scheduler.plan import Preemption, PreemptionReason
-from octavo.scheduler.preemption import take_tails, victims_in_order
+from octavo.scheduler.preemption import exclusive_blocks, still_ones_first, take_tails
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 from paged_model import PagedServer, solo
 
@@ -182,15 +183,34 @@ def test_those_who_stand_still_are_robbed_before_those_who_run() -> None:
     server.step()
     paused.status = SequenceStatus.PAUSED
     held.held = True
-    newest_first = list(reversed(list(server.scheduler.running)))
-    assert victims_in_order(newest_first, first) == [held, paused, last, running]
-    # Held ones are never visited, so they give wherever they stand; others only from behind the taker.
-    assert victims_in_order(newest_first, running) == [held, last]
-    new = Sequence("new", [1])
-    new.arrival = last.arrival + 1
-    assert victims_in_order(newest_first, new) == [held]
-    new.priority = -1
-    assert victims_in_order(newest_first, new) == [held, paused, last, running, first]
+    assert still_ones_first([last, running, held, paused, first]) == [held, paused, last, running, first]
+
+
+def test_a_beginner_takes_nothing_if_all_it_may_take_is_not_enough() -> None:
+    server = PagedServer(12, 16, max_num_batched_tokens=512, policy=SchedulingPolicy.PRIORITY)
+    equal = server.add("equal", list(range(100)), 20)
+    low = server.add("low", list(range(500, 540)), 20, priority=1)
+    server.step()
+    assert server.cache.num_available == 2
+    urgent = server.add("urgent", list(range(700, 796)), 20, priority=0)
+    plan = server.step()
+    assert plan.preemptions == ()
+    assert [chunk.sequence for chunk in plan.chunks] == [equal, low]
+    server.finish(urgent)
+    short = server.add("short", list(range(700, 760)), 20, priority=0)
+    plan = server.step()
+    assert plan.preempted == (low,)
+    assert [chunk.sequence for chunk in plan.chunks] == [equal, short]
+    server.run()
+    assert_outputs_are_solo([equal, low, short])
+
+
+def test_what_a_robbery_would_gain_counts_each_block_that_nobody_else_shares() -> None:
+    server = PagedServer(40, 16, max_num_batched_tokens=512)
+    b, c = (server.add(name, [*range(160), number], 60) for number, name in enumerate("bc"))
+    server.step()
+    assert exclusive_blocks([b, c], 100) == 2
+    assert exclusive_blocks([b, c], 1) == 1
 
 
 def test_a_victim_is_robbed_down_to_nothing_before_the_next_one_is_touched() -> None:

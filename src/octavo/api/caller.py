@@ -45,19 +45,20 @@ def caller_of(request: Request, user: str | None, *, background: bool = False) -
     itself: whoever is called the same later reads nothing of before.
     """
     user_digest = _digest((user or "").encode("utf-8", "surrogatepass"))
+    share_user = user_digest.hex() if user else ""
     key = key_of(request)
     if key is not None:
         mine = key.settings
         return Caller(
             mine.name,
             Owner(_digest(b"key " + mine.digest), user_digest),
-            Share(mine.account, background=mine.background or background),
+            Share(mine.account, share_user, mine.weight, background=mine.background or background),
             mine.sharing_group,
             key,
         )
     host = request.client.host if request.client is not None else ""
     address = _digest(b"address " + host.encode())
-    share = Share(f"address:{address.hex()}", background=background)
+    share = Share(f"address:{address.hex()}", share_user, background=background)
     return Caller(host, Owner(address, user_digest), share, group="")
 
 

@@ -48,15 +48,16 @@ def digest_of(key: bytes) -> bytes:
 class Key:
     """One person's or program's key and what it allows.
 
-    digest: of the key (`digest_of`). background: everybody else's work comes first. group: keys of one group
-    find each other's cached content; `PRIVATE`: nobody's. kv_quota: bytes of the cache that are its own
-    before others' content must go for it; None: an equal part. tokens_per_minute, max_model_len: computed
-    tokens, and tokens of the longest request, prompt and answer together; None: no limit but the server's.
-    admin: may use /admin.
+    digest: of the key (`digest_of`). weight: its part of the machine beside others'. background: everybody
+    else's work comes first. group: keys of one group find each other's cached content; `PRIVATE`: nobody's.
+    kv_quota: bytes of the cache that are its own before others' content must go for it; None: an equal part.
+    tokens_per_minute, max_model_len: computed tokens, and tokens of the longest request, prompt and answer
+    together; None: no limit but the server's. admin: may use /admin.
     """
 
     name: str
     digest: bytes
+    weight: float = 1.0
     background: bool = False
     group: str = HOUSEHOLD
     kv_quota: int | None = None
@@ -86,6 +87,7 @@ class Key:
         """Its settings for JSON; the hash is not among them."""
         return {
             "name": self.name,
+            "weight": self.weight,
             "class": "background" if self.background else "interactive",
             "group": self.group,
             "kv_quota": self.kv_quota,

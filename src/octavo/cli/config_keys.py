@@ -3,6 +3,7 @@
 [[keys]]
 name = "anna"                # 1 to 64 printable characters
 hash = "sha256:9f86d0..."    # of the key, which stands nowhere; `octavo keys add anna` writes both
+weight = 2.0                 # her part of the machine beside others', above 0 and at most 1,000; 1
 class = "interactive"        # or "background": yields to everybody who is not
 group = "household"          # who shares cached content with her; "private": nobody
 kv-quota = "512MiB"          # of the KV cache, before others' content must go for hers; an equal part
@@ -24,11 +25,14 @@ from octavo.cli.config_place import BadConfig, Place
 MAX_NAME = 64
 """Characters of a name, and of a group's."""
 
+MAX_WEIGHT = 1000.0
+
 CLASSES = ("interactive", "background")
 
 _FIELDS = (
     "name",
     "hash",
+    "weight",
     "class",
     "group",
     "kv-quota",
@@ -73,6 +77,7 @@ def _key(place: Place, given: dict[str, Any]) -> Key:
     return Key(
         name,
         _digest(place, place.string(given, "hash")),
+        weight=place.number(given, "weight", 1.0, most=MAX_WEIGHT),
         background=of_work == "background",
         group=_name(place, "group", place.string(given, "group", "") or HOUSEHOLD),
         kv_quota=place.size(given, "kv-quota"),

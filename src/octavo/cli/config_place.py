@@ -60,6 +60,15 @@ class Place:
             raise self.wrong(key, "true or false", value)
         return value
 
+    def number(self, table: dict[str, Any], key: str, default: float, *, most: float) -> float:
+        """Above 0."""
+        value = table.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number", value)
+        if not 0 < value <= most:
+            raise self.bad(key, f"must be a number above 0 and at most {most:,g}, not {_shown(value)}")
+        return float(value)
+
     def count(self, table: dict[str, Any], key: str) -> int | None:
         """At least 1; None where it is not given."""
         value = table.get(key)

@@ -21,6 +21,17 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def milliseconds(text: str) -> float:
+    """A number above 0. Raises argparse.ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of milliseconds above 0")
+    return value
+
+
 def byte_count(text: str) -> int:
     """`2GiB`, `512MiB`, `1.5GB` or a number of bytes. Raises argparse.ArgumentTypeError."""
     from octavo.engine.memory import parse_bytes

@@ -29,6 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag = add.add_argument
     flag("name", metavar="NAME", help="whose it is: 1 to 64 printable characters")
     flag(
+        "--weight",
+        type=float,
+        metavar="W",
+        help="its part of the machine beside others' (default: 1)",
+    )
+    flag(
         "--class",
         dest="of_work",
         choices=("interactive", "background"),
@@ -94,6 +100,7 @@ def _add(args: argparse.Namespace, path: Path) -> int:
     fields: dict[str, Any] = {
         "name": args.name,
         "hash": f"sha256:{digest_of(key.encode()).hex()}",
+        "weight": args.weight,
         "class": args.of_work,
         "group": PRIVATE if args.private else args.group,
         "kv-quota": args.kv_quota,
@@ -146,10 +153,11 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _print_table(keys: tuple[Key, ...]) -> None:
     from octavo.model.available_memory import format_bytes
 
-    rows = [("name", "class", "group", "kv quota", "tokens/min", "max len", "admin")]
+    rows = [("name", "weight", "class", "group", "kv quota", "tokens/min", "max len", "admin")]
     rows += [
         (
             key.name,
+            f"{key.weight:g}",
             "background" if key.background else "interactive",
             key.group,
             "-" if key.kv_quota is None else format_bytes(key.kv_quota),

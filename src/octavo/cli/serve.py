@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.config_file import ConfigFile, PinnedPrefix, default_path, is_there
 from octavo.cli.config_place import BadConfig
-from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags, whole
+from octavo.cli.flags import MODEL_FIELDS, byte_count, count, in_flags, milliseconds, whole
 from octavo.cli.settling_heap import SettlingHeap
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _ENGINE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "max_num_queued_reqs",
+    "scheduling_policy",
+    "target_itl_ms",
 )
 """Fields of `EngineConfig` that are flags here."""
 
@@ -134,6 +136,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="requests that may wait beside those; one more gets a 503 that says when to come back "
         f"(default: {defaults.max_num_queued_reqs})",
+    )
+    flag(
+        "--scheduling-policy",
+        choices=("fair", "fcfs", "priority"),
+        default=defaults.scheduling_policy,
+        help="who comes first: users in turn by what was computed for each, who came first, or the lowest "
+        "'priority' (default: %(default)s)",
+    )
+    flag(
+        "--target-itl-ms",
+        type=milliseconds,
+        metavar="MS",
+        help="how long a step may take while somebody streams: how far apart tokens come while prompts are "
+        "read (default: 50, or twice what the streams take alone)",
     )
     flag(
         "--enable-prefix-caching",

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.kv.layout import KV_DTYPES
+from octavo.scheduler.limits import SchedulingPolicy
+
+MAX_TARGET_ITL_MS = 60_000
+"""A minute between two tokens: whoever wants more wants no target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class EngineConfig:
     answers are the same bytes either way.
     max_num_seqs: requests computed together. max_num_batched_tokens: tokens a step, at least max_num_seqs.
     max_num_queued_reqs: requests that may wait (`OpenRequests.check` says when one does); 0: nobody may.
+    scheduling_policy: who comes before whom, "fair", "fcfs" or "priority" (`SchedulingPolicy`).
+    target_itl_ms: milliseconds that a step may take while somebody streams (`StepBudget`); None: what the
+    machine's own speed suggests.
     stall_timeout: seconds without a completed step, while there is work, after which `Engine.healthy` says
     no.
     log_content: let the log quote exceptions, whose text may hold somebody's prompt.
@@ -35,6 +42,8 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     max_num_queued_reqs: int = 256
+    scheduling_policy: str = SchedulingPolicy.FAIR
+    target_itl_ms: float | None = None
     enable_prefix_caching: bool = True
     shared_prefix_attention: bool = True
     stall_timeout: float = 60.0
@@ -60,6 +69,14 @@ class EngineConfig:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and must be at least max_num_seqs, "
                 f"{self.max_num_seqs}: everyone who generates gets a token each step"
+            )
+        if self.scheduling_policy not in list(SchedulingPolicy):
+            raise ValueError(
+                f"scheduling_policy must be {', '.join(SchedulingPolicy)}, not {self.scheduling_policy!r}"
+            )
+        if self.target_itl_ms is not None and not 1 <= self.target_itl_ms <= MAX_TARGET_ITL_MS:
+            raise ValueError(
+                f"target_itl_ms must be from 1 to {MAX_TARGET_ITL_MS:,}, not {self.target_itl_ms:g}"
             )
         if not self.stall_timeout > 0:
             raise ValueError(f"stall_timeout must be more than 0 seconds, not {self.stall_timeout}")

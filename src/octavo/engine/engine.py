@@ -36,7 +36,7 @@ from octavo.kv.arena import Arena
 from octavo.kv.kv_cache import KVCache
 from octavo.kv.prefix_index import Namespace
 from octavo.model.available_memory import available_memory, machine_memory
-from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.limits import SchedulerConfig, SchedulingPolicy
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.share import NOBODYS, Share
@@ -133,6 +133,8 @@ class Engine:
                 max_num_seqs=config.max_num_seqs,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=min(context, config.max_model_len or context),
+                policy=SchedulingPolicy(config.scheduling_policy),
+                target_itl=config.target_itl_ms / 1000 if config.target_itl_ms is not None else None,
             ),
         )
         self._arena = _reserve(layout.extent_bytes, self.memory.num_blocks)

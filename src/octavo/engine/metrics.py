@@ -43,6 +43,7 @@ GAP_BUCKETS = (
 )
 E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 3600.0)
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
+RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -118,6 +119,8 @@ class EngineMetrics:
         self.e2e_latency = Histogram(E2E_BUCKETS)
         self.step_time = Histogram(STEP_BUCKETS)
         self.step_gap = Histogram(OVERHEAD_BUCKETS)
+        self.step_predicted = Histogram(STEP_BUCKETS)
+        self.step_prediction_error = Histogram(RATIO_BUCKETS)
         self.step_times = StepTimes()
         self.failed_steps = 0
         self.attention_kv_bytes_read = 0
@@ -129,6 +132,11 @@ class EngineMetrics:
         self.step_time.observe(seconds)
         if gap is not None:
             self.step_gap.observe(gap)
+
+    def prediction(self, predicted: float, seconds: float) -> None:
+        """A step that was expected to take `predicted` took `seconds`, with the Python before it."""
+        self.step_predicted.observe(predicted)
+        self.step_prediction_error.observe(abs(predicted - seconds) / seconds)
 
     def finish(self, stats: RequestStats) -> None:
         """A request ended; its stats are complete."""
@@ -237,6 +245,11 @@ class EngineCollector:
             ("engine_steps", "Native steps completed", metrics.step_times.num_steps),
             ("engine_failed_steps", "Steps that raised", metrics.failed_steps),
             (
+                "engine_steps_over_target",
+                "Steps in which those who generate were expected to take more than --target-itl-ms alone",
+                scheduler.num_steps_over_target,
+            ),
+            (
                 "attention_kv_bytes_read",
                 "Bytes of keys and values that attention read",
                 metrics.attention_kv_bytes_read,
@@ -279,6 +292,16 @@ class EngineCollector:
             ("e2e_request_latency_seconds", "From submission to the end", metrics.e2e_latency),
             ("engine_step_seconds", "Inside the native call", metrics.step_time),
             ("engine_step_gap_seconds", "Native return to next native entry", metrics.step_gap),
+            (
+                "engine_step_predicted_seconds",
+                "What the scheduler expected of a step, the Python before it included",
+                metrics.step_predicted,
+            ),
+            (
+                "engine_step_prediction_error_ratio",
+                "How far off that was, as a part of what the step took",
+                metrics.step_prediction_error,
+            ),
         ]
         for name, text, histogram in histograms:
             family = HistogramMetricFamily(f"octavo:{name}", text, labels=["model_name"])

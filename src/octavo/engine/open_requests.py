@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.estimates import Estimates
 from octavo.engine.request import Request, RequestRefused
-from octavo.engine.standing import Standing, WaitReason
+from octavo.engine.standing import Standing
+from octavo.scheduler.plan import WaitReason
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
@@ -86,61 +87,49 @@ class OpenRequests:
         return self._estimates.seconds_for(self._tokens_of(ahead))
 
     def standing(self, request: Request) -> Standing | None:
-        """Where it stands; None while it generates, and after its end."""
+        """Where it stands; None while it generates, and after its end. Cost: O(open requests)."""
         sequence = request.sequence
         status = sequence.status
         if request.outcome is not None or request.cancelled is not None or status is SequenceStatus.FINISHED:
             return None
+        lacks = self._scheduler.lacks(sequence)
         uncomputed = _uncomputed(sequence)
-        if status is SequenceStatus.RUNNING and request.first_token_at is not None and uncomputed <= 1:
+        is_computed = status is SequenceStatus.RUNNING and lacks is None
+        if is_computed and request.first_token_at is not None and uncomputed <= 1:
             return None
-        begun, paused, waiting = self._by_status()
-        position, reason, ahead = 0, None, [other for other in begun if other is not request]
-        if status is not SequenceStatus.RUNNING:
-            line = [*paused, *waiting]
-            index = line.index(request) if request in line else len(line)
-            position, reason = index + 1, self._reason(request, begun, paused)
-            ahead = [*begun, *line[:index]]
+        requests = {other.sequence: other for other in self._now()}
+        begun = [other for one, other in requests.items() if one.status is SequenceStatus.RUNNING]
+        position, ahead = 0, [other for other in begun if other is not request]
+        if self._stands(sequence):
+            line = self._scheduler.in_order
+            before = line[: line.index(sequence)] if sequence in line else line
+            standing = [requests[one] for one in before if one in requests and self._stands(one)]
+            position = len(standing) + 1
+            ahead += [other for other in standing if other.sequence.status is not SequenceStatus.RUNNING]
+        if lacks is None and status is SequenceStatus.PAUSED:
+            lacks = WaitReason.KV
         num_tokens = float(uncomputed + sum(_uncomputed(other.sequence) for other in ahead))
-        if reason is not None and reason is not WaitReason.FAIR_SHARE:
+        if lacks is WaitReason.KV or lacks is WaitReason.SEATS:
             num_tokens = uncomputed + self._tokens_of(ahead)  # somebody has to end first
         return Standing(
             position,
-            reason,
+            lacks,
             min(sequence.num_computed_tokens, sequence.num_tokens),
             sequence.num_tokens,
             self._estimates.seconds_for(num_tokens),
         )
+
+    def _stands(self, sequence: Sequence) -> bool:
+        """Whether it waits, is paused, or has to leave its seat to others."""
+        if sequence.status is SequenceStatus.RUNNING:
+            return self._scheduler.lacks(sequence) is WaitReason.SEATS
+        return sequence.status is not SequenceStatus.FINISHED
 
     # --- how it is counted ------------------------------------------------------------------------
 
     def _now(self) -> list[Request]:
         """All of this moment: copied in one go, the engine thread takes away those that end."""
         return [request for request in list(self._open) if request.cancelled is None]
-
-    def _by_status(self) -> tuple[list[Request], list[Request], list[Request]]:
-        """Those who are computed, those who are paused, and those who wait in the order of the scheduler."""
-        begun, paused, waiting = [], [], {}
-        for request in self._now():
-            status = request.sequence.status
-            if status is SequenceStatus.WAITING:
-                waiting[request.sequence] = request
-            elif status is SequenceStatus.PAUSED:
-                paused.append(request)
-            elif status is SequenceStatus.RUNNING:
-                begun.append(request)
-        line = [waiting.pop(one) for one in list(self._scheduler.waiting) if one in waiting]
-        return begun, paused, [*line, *waiting.values()]
-
-    def _reason(self, request: Request, begun: list[Request], paused: list[Request]) -> WaitReason:
-        if request.sequence.status is SequenceStatus.PAUSED:
-            return WaitReason.KV
-        seated = sum(not other.sequence.held for other in (*begun, *paused))
-        if seated >= self._scheduler.config.max_num_seqs:
-            return WaitReason.SEATS
-        if paused or (begun and self._blocks_missing(request.sequence) > self._cache.num_available):
-            return WaitReason.KV
-        return WaitReason.FAIR_SHARE
 
     def _queue(self, num_tokens: int) -> tuple[int, bool]:
         """How many wait, and whether one more with a prompt of `num_tokens` would."""

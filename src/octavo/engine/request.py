@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.engine.standing import Standing as Standing
-from octavo.engine.standing import WaitReason as WaitReason
 from octavo.scheduler.plan import PreemptionReason
 from octavo.scheduler.share import Share as Share
 

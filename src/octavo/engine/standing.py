@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class WaitReason(StrEnum):
-    """KV: the pool has no room for it yet. SEATS: as many as allowed are computed together. FAIR_SHARE:
-    others are more entitled to what a step computes."""
-
-    KV = "kv"
-    SEATS = "seats"
-    FAIR_SHARE = "fair share"
+from octavo.scheduler.plan import WaitReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class StepLoop:
         self._requests: dict[str, Request] = {}
         self._news: defaultdict[Mailbox, list[Request]] = defaultdict(list)
         self._returned_at: float | None = None
+        self._target_doubted = False
         self._closing_at: float | None = None
 
     # --- commands ---------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class StepLoop:
         """Queue a request with the scheduler."""
         self._requests[request.sequence.sequence_id] = request
         try:
-            self._scheduler.add(request.sequence)
+            self._scheduler.add(request.sequence, time.monotonic())
         except Exception as error:
             self._log_fault(error, "scheduling a request")
             self._conclude(request, RequestFailed(STEP_FAILED, code="step_failed"))
@@ -203,7 +204,7 @@ class StepLoop:
     def _step(self) -> bool:
         """Plan and compute one step; False if there is nothing to compute."""
         try:
-            plan = self._scheduler.step()
+            plan = self._scheduler.step(time.monotonic())
         except Exception as error:
             self._fail_all(error)
             return False
@@ -225,10 +226,20 @@ class StepLoop:
             self._scheduler.rollback(plan)
             self._fail_step(plan, error)
             return True
-        self._scheduler.commit(plan)
         gap = entered_at - self._returned_at if self._returned_at is not None else None
+        seconds = returned_at - entered_at + (gap or 0.0)
+        self._scheduler.commit(plan, seconds)
         self._metrics.step(returned_at - entered_at, gap)
-        self._open_requests.computed(plan.num_tokens, returned_at - entered_at + (gap or 0.0))
+        if self._scheduler.num_steps_over_target and not self._target_doubted:
+            self._target_doubted = True
+            logger.warning(
+                "those who stream now take longer than the %.0f ms of --target-itl-ms by themselves: prompts "
+                "get a tenth of each step, and tokens come further apart",
+                (self._scheduler.config.target_itl or 0.0) * 1000,
+            )
+        if plan.predicted is not None:
+            self._metrics.prediction(plan.predicted, seconds)
+        self._open_requests.computed(plan.num_tokens, seconds)
         self._metrics.attention_kv_bytes_read = self._model.attention_kv_bytes_read
         self._metrics.attention_kv_bytes_attended = self._model.attention_kv_bytes_attended
         self._returned_at = self.last_progress = returned_at

@@ -82,6 +82,11 @@ class Found(NamedTuple):
             and len(source.node.tokens) == self.num_more
         )
 
+    def without_copy(self, num_computed_tokens: int) -> Found:
+        """The whole blocks only, for a sequence that has computed so many tokens: copying takes a block more
+        while it lasts."""
+        return Found(self.nodes, None, 0, max(num_computed_tokens, self.end - self.num_more))
+
 
 class Merge(NamedTuple):
     """A sequence computes a block whose content is known already. The known one holds a reference for it."""

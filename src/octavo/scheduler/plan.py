@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from octavo.kv.kv_cache import BlockCopy
+from octavo.scheduler.cost_model import NOTHING, StepWork
 from octavo.scheduler.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """Tokens `start` to `start + num_tokens` of a sequence, computed in this step.
 
     `samples`: the chunk reaches the last known token, so its last row's logits give the next one.
@@ -31,6 +32,16 @@ class PreemptionReason(StrEnum):
 
     KV = "kv"
     KV_FULL = "kv_full"
+
+
+class WaitReason(StrEnum):
+    """Why a step computed nothing of a sequence. KV: the pool has no room for it yet. SEATS: as many as
+    allowed are computed together. FAIR_SHARE: others are more entitled to what a step computes.
+    """
+
+    KV = "kv"
+    SEATS = "seats"
+    FAIR_SHARE = "fair share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,16 @@ class StepPlan:
     Who adopts a block that is computed in this step comes after the chunk that computes it. Nobody is in
     `chunks` and in `preempted`. `num_tokens` is the sum over the chunks. `copies` are to be made before
     anything is computed; what they copy is committed, and no block is in them twice as a destination.
+    `work` decides how long the step takes, `predicted` is what the cost model expects: seconds, None before
+    any step was measured.
     """
 
     chunks: tuple[ScheduledChunk, ...]
     num_tokens: int
     preemptions: tuple[Preemption, ...]
     copies: tuple[BlockCopy, ...] = ()
+    work: StepWork = NOTHING
+    predicted: float | None = None
 
     @property
     def preempted(self) -> tuple[Sequence, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence as Ordered
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 
 from octavo.kv.block import Block
 from octavo.kv.kv_cache import KVCache

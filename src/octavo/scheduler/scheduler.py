@@ -3,85 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import takewhile
+from operator import attrgetter
 
-from octavo.kv.kv_cache import KVCache
+from octavo.kv.kv_cache import Found, KVCache
+from octavo.scheduler.budget import StepBudget
+from octavo.scheduler.cost_model import CostModel, StepWork
+from octavo.scheduler.fair_queue import FairQueue, Flow
+from octavo.scheduler.growth import Growth
 from octavo.scheduler.limits import RequestTooLong, SchedulerConfig
-from octavo.scheduler.plan import Preemption, PreemptionReason, ScheduledChunk, StepPlan
-from octavo.scheduler.preemption import take_tails, victims_in_order
+from octavo.scheduler.plan import Preemption, PreemptionReason, ScheduledChunk, StepPlan, WaitReason
+from octavo.scheduler.preemption import exclusive_blocks, still_ones_first, take_tails
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
-_WATERMARK_DIVISOR = 100
-
-
-def _entitlement(sequence: Sequence) -> tuple[bool, int, int]:
-    return sequence.entitlement
-
-
-def _filed(group: dict[Sequence, None], sequence: Sequence) -> dict[Sequence, None]:
-    """The group with one more, in order of entitlement: at its end, but for priorities."""
-    if group and next(reversed(group)).entitlement > sequence.entitlement:
-        return dict.fromkeys(sorted([*group, sequence], key=_entitlement))
-    group[sequence] = None
-    return group
+_RUNNING = SequenceStatus.RUNNING
+_seniority = attrgetter("seniority")
 
 
 class _Draft:
     """A plan in the making."""
 
     __slots__ = (
-        "blocked",
+        "beginners",
+        "budget",
         "chunks",
+        "eldest",
         "has_prompt",
-        "missing_blocks",
+        "holders",
+        "needed",
+        "planned",
         "preemptions",
-        "set_aside",
-        "tokens_left",
+        "robbed",
     )
 
-    def __init__(self, tokens_left: int, set_aside: set[Sequence]) -> None:
+    def __init__(self, budget: StepBudget) -> None:
+        self.budget = budget
+        self.eldest: Sequence | None = None  # the most senior: nobody keeps blocks from it
+        self.beginners: set[Sequence] = set()  # may begin in this step
         self.chunks: list[ScheduledChunk] = []
+        self.planned: set[Sequence] = set()
+        self.robbed: set[Sequence] = set()
         self.preemptions: list[Preemption] = []
-        self.tokens_left = tokens_left
-        self.set_aside = set_aside  # generating and yet to be visited: one of `tokens_left` for each
-        self.missing_blocks = 0  # blocks that visited sequences still need for tokens they know
         self.has_prompt = False
-        self.blocked = False  # a paused sequence does not fit: nobody behind it may begin
+        self.needed: int | None = None  # `_needed_blocks`, once somebody has asked
+        self.holders: list[Sequence] | None = None  # who holds blocks, the least senior first
 
 
 class Scheduler:
     """Decides who computes how many tokens in the next step, and holds the blocks for them.
 
-        waiting --- admission ---> running, in order of entitlement: class, priority, arrival
-                                   | visited, planned | being visited | not yet visited |
-                                     never a victim     takes blocks    gives blocks, from its end
+        everybody (`FairQueue`): who runs, who is paused, who waits, the most entitled first
+        | in a seat: visited in this step                 | beyond the seats: not visited |
+          1. who waits or is paused begins, if all it knows fits
+          2. who generates takes one token, set aside for it, the most senior first
+          3. prompts take what is left of the step's time and tokens, the most entitled first
 
-    Sequences are visited once a step, the most entitled first. A generating one takes one token, which was
-    set aside for it; a prompt takes what is left. Nothing is reserved for tokens that are not known yet: when
-    the pool is full, the tails of those not yet visited pay, so the first always runs and somebody always
-    finishes. One that waits and precedes some of those who run (background work comes last, then lower
-    priorities) is visited in its place among them, and may take their blocks to begin.
+    Nothing is reserved for tokens that are not known yet. When the pool is full, the least senior of those
+    who have no part in the step yet pay with their tails. The order of entitlement moves with what is
+    computed; seniority is fixed when a sequence begins, so two who want the same blocks never take them from
+    each other in turn, the most senior always runs, and somebody always finishes.
 
     Deterministic; no clock, no tensors, no model. `step`, then `commit` or `rollback`, then the next `step`;
-    `add` at any time, `finish` between steps.
+    `add` at any time, `finish` between steps. Times are seconds on the caller's clock, never less than
+    before.
     """
 
-    def __init__(self, cache: KVCache, config: SchedulerConfig) -> None:
+    def __init__(self, cache: KVCache, config: SchedulerConfig, cost_model: CostModel | None = None) -> None:
         self.config = config
+        self.cost_model = cost_model or CostModel()
         self.num_preemptions = 0  # how often anybody was paused
         self.num_lost_tokens = 0  # computed tokens that preemptions took, of everybody
+        self.num_steps_over_target = 0  # in which those who generate take more than the target alone
         self._cache = cache
+        self._queue = FairQueue(config.policy)
+        self._growth = Growth()
         self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
+        self._seated: dict[Sequence, WaitReason | None] = {}  # who was visited, and what it lacked
+        self._blocked = False  # one could not begin, and nobody behind it
+        self._last_planned = 0  # the last arrival before the last step
         self._num_arrived = 0
+        self._now = 0.0
         self._open_plan: StepPlan | None = None
 
     # Who is here.
 
     @property
     def watermark(self) -> int:
-        """Blocks that an admission leaves to those who are here."""
-        return max(1, self._cache.target_blocks // _WATERMARK_DIVISOR)
+        """Blocks that an admission leaves to those who are here, for what they are expected to grow by."""
+        return self._growth.watermark(self._cache.target_blocks, len(self._running), self._cache.block_size)
 
     @property
     def limit(self) -> int:
@@ -90,13 +99,18 @@ class Scheduler:
 
     @property
     def waiting(self) -> Collection[Sequence]:
-        """Sequences that were never admitted, in order of entitlement."""
+        """Sequences that were never admitted, in the order of their arrival."""
         return self._waiting.keys()
 
     @property
     def running(self) -> Collection[Sequence]:
-        """Admitted sequences in order of entitlement, paused and held ones included."""
+        """Admitted sequences in the order of admission, paused and held ones included."""
         return self._running.keys()
+
+    @property
+    def in_order(self) -> list[Sequence]:
+        """Everybody, the most entitled first, as of some moment during the call: any thread may ask."""
+        return self._queue.copied()
 
     @property
     def num_waiting(self) -> int:
@@ -113,9 +127,18 @@ class Scheduler:
         # Copied in one go: metrics are read in another thread than the one that admits and finishes.
         return sum(sequence.status is SequenceStatus.PAUSED for sequence in list(self._running))
 
+    def lacks(self, sequence: Sequence) -> WaitReason | None:
+        """Why the last step computed nothing of a sequence; None if it did, or the sequence came after it."""
+        seated = self._seated
+        if sequence in seated:
+            return seated[sequence]
+        if len(seated) >= self.config.max_num_seqs:
+            return WaitReason.SEATS
+        return WaitReason.KV if self._blocked and sequence.arrival <= self._last_planned else None
+
     # Coming and going.
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, now: float) -> None:
         """Let a sequence wait for admission.
 
         Raises: RequestTooLong(needed, limit), if it cannot generate one token even alone.
@@ -125,51 +148,74 @@ class Scheduler:
             raise RequestTooLong(sequence.num_tokens + 1, self.limit)
         self._num_arrived += 1
         sequence.arrival = self._num_arrived
-        self._waiting = _filed(self._waiting, sequence)
+        self._queue.add(sequence, sequence.num_tokens - self._cache.find(sequence).end, now)
+        self._waiting[sequence] = None
 
     def finish(self, sequence: Sequence) -> None:
         """Let a sequence go, whatever state it is in: its references return, last block first. Idempotent."""
         assert self._open_plan is None, "a sequence may not go while a step is running"
+        if sequence.flow is not None and sequence.num_tokens > sequence.num_prompt_tokens:
+            self._growth.ended(sequence.num_tokens - sequence.num_prompt_tokens)
+        self._queue.remove(sequence)
         self._waiting.pop(sequence, None)
         self._running.pop(sequence, None)
+        self._seated.pop(sequence, None)
         self._cache.free(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     # A step.
 
-    def step(self) -> StepPlan:
+    def step(self, now: float) -> StepPlan:
         """Plan a step and hold its blocks. A plan without chunks is over at once: it takes no commit."""
         assert self._open_plan is None, "the step before has neither been committed nor rolled back"
-        active = [sequence for sequence in self._running if not sequence.held]
-        order = self._in_order(active)[: self.config.max_num_seqs]
-        draft = _Draft(
-            tokens_left=self.config.max_num_batched_tokens,
-            set_aside={seq for seq in order if len(seq.token_ids) - seq.num_computed_tokens == 1},
+        self._now = now
+        max_tokens = self.config.max_num_batched_tokens
+        budget = StepBudget(max_tokens, self.cost_model, self.config.target_itl)
+        draft = _Draft(budget)
+        seated: dict[Sequence, WaitReason | None] = dict.fromkeys(self._take_seats(draft))
+        order = [one for one in seated if one.status is _RUNNING or one in draft.beginners]
+        generating = [one for one in order if len(one.token_ids) - one.num_computed_tokens == 1]
+        budget.set_aside(generating)
+        for sequence in sorted(generating, key=_seniority):
+            budget.visit(sequence)
+            if sequence not in draft.robbed:
+                seated[sequence] = self._plan_chunk(sequence, draft)
+        if len(generating) < len(order):
+            for sequence in order:
+                if sequence not in draft.planned and sequence not in draft.robbed:
+                    # Somebody may have computed ahead of it, in an earlier step or in this one.
+                    seated[sequence] = self._plan_chunk(sequence, draft, self._cache.find(sequence))
+        for sequence in draft.robbed:
+            seated[sequence] = WaitReason.KV
+        self._seated = seated
+        self._last_planned = self._num_arrived
+        self.num_steps_over_target += budget.over_target
+        work = budget.set_aside_work
+        if len(draft.chunks) != len(generating) or draft.has_prompt:
+            work = StepWork.of([(start, num_tokens) for _, start, num_tokens, _ in draft.chunks])
+        plan = StepPlan(
+            tuple(draft.chunks),
+            max_tokens - budget.tokens_left,
+            tuple(draft.preemptions),
+            self._cache.copies,
+            work,
+            self.cost_model.predict(work),
         )
-        admitted: list[Sequence] = []
-        for sequence in order:
-            waits = sequence.status is SequenceStatus.WAITING
-            if not self._visit(sequence, draft):
-                draft.blocked |= waits or sequence.status is SequenceStatus.PAUSED
-            elif waits:
-                admitted.append(sequence)
-        if not draft.blocked:
-            self._admit(draft, admitted, room=self.config.max_num_seqs - len(active))
-        for sequence in admitted:
-            del self._waiting[sequence]
-            self._running = _filed(self._running, sequence)
-
-        num_tokens = self.config.max_num_batched_tokens - draft.tokens_left
-        plan = StepPlan(tuple(draft.chunks), num_tokens, tuple(draft.preemptions), self._cache.copies)
         self._open_plan = plan if plan.chunks else None
         return plan
 
-    def commit(self, plan: StepPlan) -> None:
-        """The step was computed: its blocks are content, its tokens are done."""
+    def commit(self, plan: StepPlan, seconds: float | None = None) -> None:
+        """The step was computed, in `seconds` if somebody has measured it: its blocks are content."""
         self._close(plan)
         self._cache.commit()
-        for chunk in plan.chunks:
-            chunk.sequence.num_computed_tokens = chunk.start + chunk.num_tokens
+        served: dict[Flow | None, int] = {}
+        for sequence, start, num_tokens, _ in plan.chunks:
+            sequence.num_computed_tokens = start + num_tokens
+            flow = sequence.flow
+            served[flow] = served.get(flow, 0) + num_tokens
+        self._queue.charge(served, self._now)
+        if seconds is not None:
+            self.cost_model.observe(plan.work, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """The step failed: everyone is as far as before it. What was taken from others stays taken."""
@@ -183,119 +229,177 @@ class Scheduler:
         assert plan is self._open_plan or not plan.chunks, "this plan is not the one that is running"
         self._open_plan = None
 
-    def _in_order(self, active: list[Sequence]) -> list[Sequence]:
-        """Those who run, and among them those who wait and are more entitled than the last of them."""
-        if not active:
-            return active
-        last = active[-1].entitlement
-        urgent = list(takewhile(lambda sequence: sequence.entitlement < last, self._waiting))
-        if not urgent:
-            return active
-        readers = [sequence for sequence in urgent if not sequence.held]
-        return sorted([*active, *readers], key=_entitlement)
+    def _take_seats(self, draft: _Draft) -> list[Sequence]:
+        """Who is visited in this step, in order: those who run, those who wait or are paused and can begin.
 
-    def _visit(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Give a sequence its part of the step. Returns whether it got one."""
-        uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
-        draft.set_aside.discard(sequence)
-        if sequence.status is not SequenceStatus.RUNNING:
-            # A victim of this step cannot begin again in it: a robbery leaves no block available.
-            return not draft.blocked and self._begin(sequence, draft, watermark=0)
-        if uncomputed > 1:
-            # Somebody may have computed ahead of it, in an earlier step or in this one.
-            self._cache.adopt(sequence)
-        return self._plan_chunk(sequence, draft)
-
-    def _admit(self, draft: _Draft, admitted: list[Sequence], room: int) -> None:
-        """Let waiting sequences in, in order, until one does not fit beside those who are here."""
-        for sequence in self._waiting:
-            if len(admitted) >= room or not draft.tokens_left:
-                break
-            if sequence.held or sequence in admitted:
-                continue
-            if not self._begin(sequence, draft, self.watermark):
-                break
-            admitted.append(sequence)
-
-    def _begin(self, sequence: Sequence, draft: _Draft, watermark: int) -> bool:
-        """Start a waiting sequence, or a paused one again, if all it knows fits now. Returns whether it did.
-
-        The first in a step need not fit: it may take the blocks of everybody else. The others may take those
-        of those it precedes, if that is enough.
+        When one cannot, because what it knows does not fit, nobody behind it begins, but for the eldest,
+        which begins with whatever fits. Who runs keeps its seat before those who cannot begin.
         """
-        cache = self._cache
-        lower = self._preceded_by(sequence)
-        room = cache.num_available - draft.missing_blocks - watermark
-        if draft.chunks and room < 1 and not lower:
-            return False
-        found = cache.find(sequence)
-        if self._chunk_end(sequence, found.end, draft) == found.end:
-            return False
-        missing = cache.blocks_missing(sequence, found)
-        if draft.chunks and missing > room:
-            theirs = sum(block.ref_count == 1 for victim in lower for block in victim.block_table.blocks)
-            if missing > room + theirs:
-                return False
-            self._take_from(lower, draft.missing_blocks + watermark + missing, draft)
-        cache.adopt(sequence, found)
-        return self._plan_chunk(sequence, draft)
+        running = [one for one in self._running if not one.held]
+        draft.eldest = eldest = min(running, key=_seniority, default=None)
+        seats = self.config.max_num_seqs
+        visited: list[Sequence] = []
+        self._blocked = False
+        for one in self._queue.in_order(self._now):
+            if len(visited) >= seats or self._blocked:
+                break
+            if one.held:
+                continue
+            if eldest is None:
+                draft.eldest = eldest = one
+            if one.status is _RUNNING:
+                visited.append(one)
+            elif one is eldest or (one not in draft.robbed and self._makes_room(one, visited, draft)):
+                draft.beginners.add(one)
+                draft.needed = self._needed_blocks(draft) + self._cache.blocks_missing(one)
+                visited.append(one)
+            else:
+                self._blocked = True
+        if self._blocked:
+            here = set(visited)
+            others = [one for one in running if one.status is _RUNNING and one not in here]
+            visited += sorted(others, key=self._queue.place)[: seats - len(visited)]
+        if eldest is not None and eldest not in visited and self._is_owed_a_seat(eldest, visited, draft):
+            del visited[seats - 1 :]
+            visited.append(eldest)
+            if eldest.status is not _RUNNING:
+                draft.beginners.add(eldest)
+        return visited
 
-    def _preceded_by(self, taker: Sequence) -> list[Sequence]:
-        """Who may lose blocks so that `taker` can begin."""
-        if not self._running or next(reversed(self._running)).precedence <= taker.precedence:
-            return []
-        victims = victims_in_order(reversed(self._running), taker)
-        return [victim for victim in victims if victim.precedence > taker.precedence]
+    def _is_owed_a_seat(self, eldest: Sequence, visited: list[Sequence], draft: _Draft) -> bool:
+        """Or those visited might all be unable to go on, for want of blocks that it holds."""
+        return eldest not in draft.robbed and not any(self._queue.outranks(one, eldest) for one in visited)
+
+    def _makes_room(self, sequence: Sequence, visited: list[Sequence], draft: _Draft) -> bool:
+        """Whether all that one knows fits beside what those who run and those who begin before it need: into
+        what is available, or else with blocks of those it may rob, if those are enough and the tokens of the
+        step are not those of others before it."""
+        cache = self._cache
+        waits = sequence.status is SequenceStatus.WAITING
+        room = cache.num_available - self._needed_blocks(draft) - (self.watermark if waits else 0)
+        if cache.blocks_missing(sequence) > room:
+            ahead = sum(len(one.token_ids) - one.num_computed_tokens for one in visited)
+            victims = self._victims(sequence, draft) if ahead < draft.budget.tokens_left else []
+            if room < 1 and not victims:
+                return False
+            lacking = cache.blocks_missing(sequence, cache.find(sequence)) - room
+            if exclusive_blocks(victims, lacking) < lacking:
+                return False
+            if lacking > 0:
+                self._take_from(victims, cache.num_available + lacking, draft)
+        return True
+
+    def _needed_blocks(self, draft: _Draft) -> int:
+        """Blocks for what those know who run, and those who begin in this step."""
+        if draft.needed is None:
+            running = (one for one in self._running if one.status is _RUNNING and not one.held)
+            draft.needed = sum(self._cache.blocks_missing(one) for one in running)
+        return draft.needed
+
+    def _victims(self, taker: Sequence, draft: _Draft) -> list[Sequence]:
+        """Who may lose blocks to `taker`, first to be robbed first: nobody who has a part in this step. One
+        that runs takes from those who are less senior, and from held ones, since nobody visits them; one that
+        begins only from those it is to be preferred to; the eldest from everybody."""
+        if draft.holders is None:
+            holders = (one for one in self._running if one.block_table.blocks)
+            draft.holders = sorted(holders, key=_seniority, reverse=True)
+        others = [
+            one
+            for one in draft.holders
+            if one.block_table.blocks and one is not taker and one not in draft.planned
+        ]
+        if taker is not draft.eldest:
+            if taker.status is _RUNNING:
+                others = [one for one in others if one.held or one.seniority > taker.seniority]
+            elif taker.status is SequenceStatus.PAUSED:
+                others = [one for one in others if self._queue.outranks(taker, one)]
+            else:
+                others = [one for one in others if self._queue.is_due(taker, one)]
+        return still_ones_first(others)
 
     def _take_from(self, victims: list[Sequence], num_blocks: int, draft: _Draft) -> None:
         for victim, num_lost in take_tails(self._cache, victims, num_blocks).items():
             # It has more than one token to compute now, and not in this step.
-            draft.set_aside.discard(victim)
+            draft.budget.visit(victim)
+            draft.robbed.add(victim)
             self._preempt(victim, PreemptionReason.KV, num_lost, draft)
 
     def _chunk_end(self, sequence: Sequence, start: int, draft: _Draft) -> int:
-        """Where a chunk that begins at `start` ends, as far as tokens go; `start` itself if there is none.
+        """Where a chunk that begins at `start` ends, as far as the budget goes; `start` if there is none.
 
         A chunk that does not reach the last known token ends on a block border, so that what it leaves can
         be shared. One that is too short for that must not get stuck; but only the first prompt of a step may
         stop inside a block, or two that share a document would compute the same tokens side by side.
         """
-        size = self._cache.block_size
-        allowed = draft.tokens_left - len(draft.set_aside)
-        end = min(len(sequence.token_ids), start + allowed)
-        if end < len(sequence.token_ids):
-            if allowed >= size:
+        size, num_known = self._cache.block_size, len(sequence.token_ids)
+        allowed = draft.budget.tokens_for(start, num_known - start, first_prompt=not draft.has_prompt)
+        end = start + allowed
+        if end < num_known:
+            if end - end % size > start:
                 end -= end % size
             elif draft.has_prompt and end % size:
                 end = start
         return end
 
-    def _plan_chunk(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Plan the next tokens of a sequence, taking blocks from those behind it if need be."""
+    def _plan_chunk(self, sequence: Sequence, draft: _Draft, found: Found | None = None) -> WaitReason | None:
+        """Plan the next tokens of one, behind what was found of it, taking blocks from others if need be.
+
+        Returns what it lacks for that; None if it was planned: only then it has adopted what was found.
+        """
         cache = self._cache
-        start, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
-        end = self._chunk_end(sequence, start, draft)
+        start = sequence.num_computed_tokens if found is None else found.end
+        num_known = len(sequence.token_ids)
+        # One token was set aside for whoever generates: it need not be asked for.
+        next_only = num_known - start == 1 and draft.budget.unassigned > 0
+        end = num_known if next_only else self._chunk_end(sequence, start, draft)
         if end <= start:
-            draft.missing_blocks += cache.blocks_missing(sequence)
-            return False
-        num_held = len(sequence.block_table)
-        needed = cache.blocks_for(end) - num_held
-        if needed > cache.num_available:
-            self._take_from(victims_in_order(reversed(self._running), sequence), needed, draft)
-            end = min(end, (num_held + cache.num_available) * cache.block_size)
+            return WaitReason.FAIR_SHARE
+        if self._blocks_until(end, sequence, found) > cache.num_available:
+            victims = self._victims(sequence, draft)
+            self._take_from(victims, self._blocks_until(end, sequence, found), draft)
+            # Some of what was found may have been the victims' alone.
+            lacking = self._blocks_until(end, sequence, found) - cache.num_available
+            if lacking > 0 and found is not None and found.source is not None:
+                found = found.without_copy(sequence.num_computed_tokens)
+                start = found.end
+                end = max(start, self._chunk_end(sequence, start, draft))
+                lacking = self._blocks_until(end, sequence, found) - cache.num_available
+            if lacking > 0:
+                end = min(end, (cache.blocks_for(end) - lacking) * cache.block_size)
             if end <= start:
-                assert draft.chunks, f"{sequence} has outgrown the pool of {cache.num_blocks} blocks"
-                self._preempt(sequence, PreemptionReason.KV_FULL, 0, draft)
-                return False
+                assert draft.chunks or sequence is not draft.eldest, (
+                    f"{sequence} has outgrown the pool of {cache.num_blocks} blocks"
+                )
+                if sequence not in draft.beginners:
+                    self._preempt(sequence, PreemptionReason.KV_FULL, 0, draft)
+                return WaitReason.KV
+        if sequence.status is not _RUNNING:
+            self._begin(sequence)
+        if found is not None:
+            cache.adopt(sequence, found)
+            start = sequence.num_computed_tokens
         cache.allocate(sequence, end)
         cache.register(sequence, end)
         draft.chunks.append(ScheduledChunk(sequence, start, end - start, end == num_known))
-        draft.tokens_left -= end - start
-        draft.has_prompt |= num_known - start > 1
-        if end < num_known:
-            draft.missing_blocks += cache.blocks_missing(sequence)
-        sequence.status = SequenceStatus.RUNNING
-        return True
+        draft.planned.add(sequence)
+        draft.budget.spend(start, end - start)
+        draft.has_prompt |= not next_only
+        return None
+
+    def _begin(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.WAITING:
+            self._queue.begin(sequence)
+            del self._waiting[sequence]
+            self._running[sequence] = None
+        sequence.status = _RUNNING
+
+    def _blocks_until(self, end: int, sequence: Sequence, found: Found | None) -> int:
+        """Blocks that must leave the free list until the tokens before `end` are computed."""
+        cache = self._cache
+        if found is None:
+            return cache.blocks_for(end) - len(sequence.block_table)
+        beyond = cache.blocks_for(len(sequence.token_ids)) - cache.blocks_for(end)
+        return cache.blocks_missing(sequence, found) - beyond
 
     def _preempt(self, sequence: Sequence, reason: PreemptionReason, num_lost: int, draft: _Draft) -> None:
         """Let a sequence stand still for lack of blocks. Who stands still already is not paused again."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Rank: TypeAlias = tuple[int, int, int]
 """Priority, age, arrival: the order among the sequences of a user. The less, the sooner."""
 
+Seniority: TypeAlias = tuple[bool, float, int, int]
+NOT_BEGUN: Seniority = (True, float("inf"), 0, 0)
+
 
 class SequenceStatus(Enum):
     """Where a sequence is in its life.
@@ -60,6 +63,7 @@ class Sequence:
         "owner",
         "priority",
         "rank",
+        "seniority",
         "sequence_id",
         "share",
         "status",
@@ -92,6 +96,8 @@ class Sequence:
         # Where it stands among everybody (`FairQueue`); no flow before it arrives and after its end.
         self.rank: Rank = (priority, 0, 0)
         self.flow: Flow | None = None
+        # Fixed when it begins: class, virtual tokens, priority, arrival. The more, the sooner it is robbed.
+        self.seniority: Seniority = NOT_BEGUN
         self.held = False
         self.block_table = BlockTable()
         self.num_computed_tokens = 0
@@ -102,6 +108,10 @@ class Sequence:
         # How often it was paused, and the tokens it has lost, which are computed again.
         self.num_preemptions = 0
         self.num_lost_tokens = 0
+
+    @property
+    def has_begun(self) -> bool:
+        return self.seniority is not NOT_BEGUN
 
     @property
     def num_tokens(self) -> int:
