@@ -10,7 +10,7 @@ from octavo.bench.simulation import Simulation
 from octavo.bench.simulation_report import SimulationReport, report_of
 from octavo.bench.step_costs import SMOLLM2_TWO_CORES, StepCosts
 from octavo.kv.kv_cache import KVCache
-from octavo.scheduler.limits import SchedulerConfig
+from octavo.scheduler.limits import SchedulerConfig, SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class SimulationPlan:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     max_model_len: int = 8_192
+    scheduling_policy: str = SchedulingPolicy.FAIR
+    target_itl_ms: float | None = None
     speed: float = 1.0
     noise: float = 0.0
     stalls: float = 0.0
@@ -53,7 +55,13 @@ class SimulationPlan:
 
     def config(self) -> SchedulerConfig:
         """The scheduler's limits."""
-        return SchedulerConfig(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len)
+        return SchedulerConfig(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            SchedulingPolicy(self.scheduling_policy),
+            self.target_itl_ms / 1000 if self.target_itl_ms is not None else None,
+        )
 
     def costs(self) -> StepCosts:
         """The machine."""

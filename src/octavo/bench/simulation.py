@@ -13,7 +13,6 @@ from octavo.bench.arrivals import VOCAB_SIZE, Client, User
 from octavo.bench.fairness import Service
 from octavo.bench.step_costs import StepCosts
 from octavo.kv.kv_cache import KVCache
-from octavo.scheduler.cost_model import CostModel, StepWork
 from octavo.scheduler.limits import SchedulerConfig
 from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.scheduler import Scheduler
@@ -134,7 +133,6 @@ class Simulation:
         audits: bool = False,
     ) -> None:
         self.scheduler = Scheduler(cache, config)
-        self.cost_model = CostModel()
         self.outcome = Outcome()
         self._cache = cache
         self._costs = costs
@@ -184,7 +182,7 @@ class Simulation:
             request = SimulatedRequest(ask.user, moment, len(ask.prompt), ask.num_output)
             sequence = Sequence(f"{number}", ask.prompt, share=_share_of(ask.user))
             begin = time.perf_counter()
-            self.scheduler.add(sequence)
+            self.scheduler.add(sequence, outcome.now)
             outcome.adding_seconds.append(time.perf_counter() - begin)
             outcome.requests.append(request)
             outcome.services[ask.user].wait(moment)
@@ -201,21 +199,18 @@ class Simulation:
         """One step, and the time it takes; False if there is nothing to compute."""
         outcome = self.outcome
         begin = time.perf_counter()
-        plan = _plan(self.scheduler, outcome.now)
+        plan = self.scheduler.step(outcome.now)
         planning = time.perf_counter() - begin
         if not plan.chunks:
             return False
-        work = StepWork.of((chunk.start, chunk.num_tokens) for chunk in plan.chunks)
-        seconds = self._costs.seconds(work, self._rng)
-        predicted = self.cost_model.predict(work)
-        if predicted is not None:
-            outcome.step_errors.append(predicted / seconds - 1.0)
-        self.cost_model.observe(work, seconds)
+        seconds = self._costs.seconds(plan.work, self._rng)
+        if plan.predicted is not None:
+            outcome.step_errors.append(plan.predicted / seconds - 1.0)
         began_at = outcome.now
         outcome.now += seconds
         outcome.num_tokens += plan.num_tokens
         begin = time.perf_counter()
-        self.scheduler.commit(plan)
+        self.scheduler.commit(plan, seconds)
         outcome.planning_seconds.append(planning + time.perf_counter() - begin)
         outcome.step_seconds.append(seconds)
         self._note_occupancy(plan, seconds)
@@ -276,9 +271,5 @@ class Simulation:
         self.scheduler.finish(sequence)
 
 
-def _plan(scheduler: Scheduler, now: float) -> StepPlan:  # noqa: ARG001
-    return scheduler.step()
-
-
 def _share_of(user: User) -> Share:
-    return Share(account=user.name, background=user.background)
+    return Share(account=user.name, weight=user.weight, background=user.background)

@@ -8,7 +8,7 @@ import math
 import sys
 from typing import Any
 
-from octavo.cli.flags import count
+from octavo.cli.flags import count, milliseconds
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,6 +143,8 @@ def _add_simulate(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     flag("--max-num-seqs", type=count, metavar="N", help="requests computed together (default: 64)")
     flag("--max-num-batched-tokens", type=count, metavar="N", help="tokens of a step (default: 256)")
     flag("--max-model-len", type=count, metavar="N", help="tokens of the longest request (default: 8192)")
+    flag("--scheduling-policy", choices=("fair", "fcfs", "priority"), help="who comes first (default: fair)")
+    flag("--target-itl-ms", type=milliseconds, metavar="MS", help="of a step while somebody streams")
     flag("--speed", type=_number, metavar="X", help="how many times as fast as two cores (default: 1)")
     flag("--noise", type=_number, metavar="X", help="relative standard deviation of a step (default: 0)")
     flag("--stalls", type=_number, metavar="X", help="fraction of steps that take ten times (default: 0)")
@@ -225,7 +227,7 @@ def _run_simulate(args: argparse.Namespace) -> int:
         name: getattr(args, name)
         for name in (
             *("rate", "weights", "seed", "pool_tokens", "block_size", "max_num_seqs", "speed", "noise"),
-            *("max_num_batched_tokens", "max_model_len", "stalls"),
+            *("max_num_batched_tokens", "max_model_len", "stalls", "scheduling_policy", "target_itl_ms"),
         )
     }
     chosen["num_users"] = args.users
