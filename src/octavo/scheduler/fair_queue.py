@@ -6,7 +6,9 @@
 
 What is computed for a flow moves its counter, so whoever has had less comes first, and no user's tenth
 request is before another's first. Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024),
-algorithm 2: counters, their weights, and the lift on return from idling.
+algorithm 2: counters, their weights, and the lift of those who ask for more than they get only now. Unlike
+there, what is computed while nobody else of the class goes short is charged to nobody: an idle machine owes
+nothing, and whoever uses it most by night is not last in the morning.
 """
 
 from __future__ import annotations
@@ -15,65 +17,15 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 
+from octavo.scheduler.flow import QUANTUM, Account, Flow
 from octavo.scheduler.limits import SchedulingPolicy
-from octavo.scheduler.sequence import Rank, Sequence
-
-QUANTUM = 256.0
-"""Tokens of service between two sequences of a flow: a step's prompt. And what a user must be behind another
-before a newcomer of the one takes blocks of the other, since taking them costs computing them again."""
+from octavo.scheduler.sequence import Sequence
 
 STARVED_AFTER = 30.0
 """Seconds without any service after which the first of a background flow is visited before everybody else."""
 
 MAX_ABSENT = 1024
 """Accounts with nothing open whose counter is remembered."""
-
-
-class Flow:
-    """The open sequences of one user of an account, in one class.
-
-    counter: virtual tokens, computed ones over the flow's weight. clock: computed tokens.
-    opened: the number of its opening, which settles ties. served_at: seconds on the scheduler's clock.
-    """
-
-    __slots__ = ("account", "background", "clock", "counter", "opened", "ranked", "served_at", "user")
-
-    def __init__(self, account: _Account, user: str, opened: int, counter: float, now: float) -> None:
-        self.account = account
-        self.background = account.background
-        self.user = user
-        self.opened = opened
-        self.counter = counter
-        self.clock = 0
-        self.served_at = now
-        self.ranked: list[tuple[Rank, Sequence]] = []
-
-    @property
-    def place(self) -> tuple[bool, float, int]:
-        return self.background, self.counter, self.opened
-
-    @property
-    def gap(self) -> float:
-        """Between two of its sequences, in virtual tokens."""
-        return QUANTUM / self.weight
-
-    @property
-    def weight(self) -> float:
-        """Users of an account who are here divide its weight."""
-        return self.account.weight / max(1, len(self.account.flows))
-
-
-class _Account:
-    """level: the counter that its last flow to close has left."""
-
-    __slots__ = ("background", "flows", "level", "name", "weight")
-
-    def __init__(self, name: str, background: bool, weight: float) -> None:
-        self.name = name
-        self.background = background
-        self.weight = weight
-        self.level = 0.0
-        self.flows: dict[str, Flow] = {}
 
 
 class FairQueue:
@@ -87,9 +39,13 @@ class FairQueue:
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._accounts: dict[tuple[bool, str], _Account] = {}
+        self._accounts: dict[tuple[bool, str], Account] = {}
         self._flows: list[tuple[tuple[bool, float, int], Flow]] = []  # open ones by place
-        self._floor = {False: 0.0, True: 0.0}  # by class: what the last to leave had
+        self._lacking: set[Flow] = set()  # whose sequences got less of the last step than they could use
+        # By class: flows with sequences that wait; the highest counter there was; whether all are not equal.
+        self._num_waiting_flows = {False: 0, True: 0}
+        self._top = {False: 0.0, True: 0.0}
+        self._uneven = {False: False, True: False}
         self._num_opened = 0
         self._num_absent = 0
         self._background: dict[Flow, None] = {}  # open ones, the longest without service first
@@ -110,6 +66,10 @@ class FairQueue:
         sequence.rank = (priority, age, sequence.arrival)
         sequence.flow = flow
         insort(flow.ranked, (sequence.rank, sequence))
+        if not self._is_backlogged(flow):
+            self._move(flow, max(flow.counter, self._virtual_time(flow.background)))
+        flow.num_waiting += 1
+        self._num_waiting_flows[flow.background] += flow.num_waiting == 1
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; idempotent."""
@@ -117,22 +77,70 @@ class FairQueue:
         if flow is None:
             return
         sequence.flow = None
+        if not sequence.has_begun:
+            self._waits_no_longer(flow)
         del flow.ranked[bisect_left(flow.ranked, (sequence.rank,))]
         if not flow.ranked:
             self._close(flow)
 
-    def charge(self, served: Mapping[Flow | None, int], now: float) -> None:
-        """Count what was computed. served: tokens by flow; None: of sequences that have left."""
+    def settle(self, served: Mapping[Flow | None, int], lacking: set[Flow], now: float) -> None:
+        """Count what a step has computed.
+
+        Args:
+            served: tokens by flow; None: of sequences that have left.
+            lacking: flows of sequences that got less than they could use.
+        """
+        self._lacking = lacking
+        contended = {background: self._num_backlogged(background) > 1 for background in (False, True)}
         for flow, num_tokens in served.items():
             if flow is None:
                 continue
-            del self._flows[self._index(flow)]
-            flow.counter += num_tokens / flow.weight
             flow.clock += num_tokens
             flow.served_at = now
-            insort(self._flows, (flow.place, flow))
             if flow.background:
                 self._background[flow] = self._background.pop(flow)
+            if contended[flow.background]:
+                self._move(flow, flow.counter + num_tokens / flow.weight)
+                self._top[flow.background] = max(self._top[flow.background], flow.counter)
+                self._uneven[flow.background] = True
+        for background in (False, True):
+            if self._uneven[background] and not contended[background]:
+                self._even_out(background)
+
+    def _is_backlogged(self, flow: Flow) -> bool:
+        return flow.num_waiting > 0 or flow in self._lacking
+
+    def _num_backlogged(self, background: bool) -> int:
+        """Flows of a class that ask for more than they get."""
+        num_lacking = sum(one.background is background and not one.num_waiting for one in self._lacking)
+        return self._num_waiting_flows[background] + num_lacking
+
+    def _virtual_time(self, background: bool) -> float:
+        """Where those stand who only now ask for more than they get: with the least of the others."""
+        if self._num_backlogged(background):
+            for (of_class, counter, _), flow in self._flows:
+                if of_class is background and self._is_backlogged(flow):
+                    return counter
+        return self._top[background]
+
+    def _even_out(self, background: bool) -> None:
+        """Nobody goes short but one at most: nobody owes anything."""
+        top = self._top[background]
+        for _, flow in self._flows:
+            if flow.background is background:
+                flow.counter = top
+        self._flows = sorted((flow.place, flow) for _, flow in self._flows)
+        self._uneven[background] = False
+
+    def _move(self, flow: Flow, counter: float) -> None:
+        if counter != flow.counter:
+            del self._flows[self._index(flow)]
+            flow.counter = counter
+            insort(self._flows, (flow.place, flow))
+
+    def _waits_no_longer(self, flow: Flow) -> None:
+        flow.num_waiting -= 1
+        self._num_waiting_flows[flow.background] -= flow.num_waiting == 0
 
     # --- the order --------------------------------------------------------------------------------
 
@@ -185,14 +193,21 @@ class FairQueue:
             return sequence.rank[0] < other.rank[0]
         return other.background and not sequence.background
 
-    def is_due(self, sequence: Sequence, victim: Sequence) -> bool:
-        """Whether one that has not begun may take blocks of one that has: because it outranks it, or because
-        the other began a quantum of service ahead of where it stands now."""
-        if sequence.flow is victim.flow or sequence.background is not victim.background:
-            return self.outranks(sequence, victim)
+    def due_victims(self, sequence: Sequence, others: list[Sequence]) -> list[Sequence]:
+        """Of others that have begun, whose blocks one that has not may take to begin: those that it outranks,
+        and those that began a quantum of service ahead of where it stands now."""
         flow = sequence.flow
         assert flow is not None, f"{sequence} is not in the queue"
-        return self.place(sequence)[1] + flow.gap <= victim.seniority[1]
+        ahead = self.place(sequence)[1] + flow.gap
+        return [
+            one
+            for one in others
+            if (
+                one.seniority[1] >= ahead
+                if one.flow is not flow and one.background is sequence.background
+                else self.outranks(sequence, one)
+            )
+        ]
 
     def begin(self, sequence: Sequence) -> None:
         """Fix the seniority of one that begins: where it stands now. It never changes, so that two who want
@@ -200,6 +215,7 @@ class FairQueue:
         flow = sequence.flow
         assert flow is not None, f"{sequence} is not in the queue"
         tag = self.place(sequence)[1]
+        self._waits_no_longer(flow)
         begun = [one for _, one in flow.ranked if one.has_begun]
         tag = max([tag, *(one.seniority[1] for one in begun if one.rank < sequence.rank)])
         tag = min([tag, *(one.seniority[1] for one in begun if self.outranks(sequence, one))])
@@ -223,26 +239,21 @@ class FairQueue:
         name, user = ("", "") if together else (share.account, share.user)
         account = self._accounts.get((share.background, name))
         if account is None:
-            account = self._accounts[share.background, name] = _Account(name, share.background, share.weight)
+            account = self._accounts[share.background, name] = Account(name, share.background, share.weight)
             self._num_absent += 1
         if not together:
             account.weight = share.weight
         return account.flows.get(user) or self._open(account, user, now)
 
-    def _open(self, account: _Account, user: str, now: float) -> Flow:
-        """A flow begins where the least of those who are here stand, or where its account stands if that is
-        more: idling earns nothing, and another user's name pays nothing off."""
-        background = account.background
-        first = bisect_left(self._flows, ((background,),))
-        here = first < len(self._flows) and self._flows[first][1].background is background
-        lift = self._flows[first][1].counter if here else self._floor[background]
-        own = min((flow.counter for flow in account.flows.values()), default=account.level)
-        if not account.flows:
-            self._num_absent -= 1
+    def _open(self, account: Account, user: str, now: float) -> Flow:
+        """A flow begins where its account stands or has stood: another user's name pays nothing off."""
+        flows = account.flows
+        counter = min((flow.counter for flow in flows.values()), default=account.level)
+        self._num_absent -= not flows
         self._num_opened += 1
-        flow = account.flows[user] = Flow(account, user, self._num_opened, max(lift, own), now)
+        flow = flows[user] = Flow(account, user, self._num_opened, counter, now)
         insort(self._flows, (flow.place, flow))
-        if background:
+        if account.background:
             self._background[flow] = None
         return flow
 
@@ -250,9 +261,9 @@ class FairQueue:
         account = flow.account
         del self._flows[self._index(flow)]
         self._background.pop(flow, None)
+        self._lacking.discard(flow)
         del account.flows[flow.user]
         account.level = max(account.level, flow.counter)
-        self._floor[flow.background] = flow.counter
         self._num_absent += not account.flows
         if self._num_absent > MAX_ABSENT:
             self._forget_absent()

@@ -8,7 +8,8 @@ from operator import attrgetter
 from octavo.kv.kv_cache import Found, KVCache
 from octavo.scheduler.budget import StepBudget
 from octavo.scheduler.cost_model import CostModel, StepWork
-from octavo.scheduler.fair_queue import FairQueue, Flow
+from octavo.scheduler.fair_queue import FairQueue
+from octavo.scheduler.flow import Flow
 from octavo.scheduler.growth import Growth
 from octavo.scheduler.limits import RequestTooLong, SchedulerConfig
 from octavo.scheduler.plan import Preemption, PreemptionReason, ScheduledChunk, StepPlan, WaitReason
@@ -182,7 +183,11 @@ class Scheduler:
                 seated[sequence] = self._plan_chunk(sequence, draft)
         if len(generating) < len(order):
             for sequence in order:
-                if sequence not in draft.planned and sequence not in draft.robbed:
+                if sequence in draft.planned or sequence in draft.robbed:
+                    continue
+                if budget.unassigned < 1:
+                    seated[sequence] = WaitReason.FAIR_SHARE
+                else:
                     # Somebody may have computed ahead of it, in an earlier step or in this one.
                     seated[sequence] = self._plan_chunk(sequence, draft, self._cache.find(sequence))
         for sequence in draft.robbed:
@@ -213,9 +218,18 @@ class Scheduler:
             sequence.num_computed_tokens = start + num_tokens
             flow = sequence.flow
             served[flow] = served.get(flow, 0) + num_tokens
-        self._queue.charge(served, self._now)
+        self._queue.settle(served, self._lacking_flows(plan), self._now)
         if seconds is not None:
             self.cost_model.observe(plan.work, seconds)
+
+    def _lacking_flows(self, plan: StepPlan) -> set[Flow]:
+        """Of those who could have used more of a step than they got."""
+        lacking = {one.flow for one, lacks in self._seated.items() if lacks is not None}
+        lacking |= {chunk.sequence.flow for chunk in plan.chunks if not chunk.samples}
+        if len(self._running) > len(self._seated):
+            unseated = (one for one in self._running if one not in self._seated)
+            lacking |= {one.flow for one in unseated if not one.held}
+        return {flow for flow in lacking if flow is not None}
 
     def rollback(self, plan: StepPlan) -> None:
         """The step failed: everyone is as far as before it. What was taken from others stays taken."""
@@ -258,7 +272,9 @@ class Scheduler:
         if self._blocked:
             here = set(visited)
             others = [one for one in running if one.status is _RUNNING and one not in here]
-            visited += sorted(others, key=self._queue.place)[: seats - len(visited)]
+            generating = [one for one in others if len(one.token_ids) - one.num_computed_tokens == 1]
+            prompts = sorted(set(others).difference(generating), key=self._queue.place)
+            visited += (sorted(generating, key=_seniority) + prompts)[: seats - len(visited)]
         if eldest is not None and eldest not in visited and self._is_owed_a_seat(eldest, visited, draft):
             del visited[seats - 1 :]
             visited.append(eldest)
@@ -280,6 +296,8 @@ class Scheduler:
         if cache.blocks_missing(sequence) > room:
             ahead = sum(len(one.token_ids) - one.num_computed_tokens for one in visited)
             victims = self._victims(sequence, draft) if ahead < draft.budget.tokens_left else []
+            # Nor does it stand behind what they have yet to get.
+            room += sum(cache.blocks_missing(one) for one in victims if one.status is _RUNNING)
             if room < 1 and not victims:
                 return False
             lacking = cache.blocks_missing(sequence, cache.find(sequence)) - room
@@ -314,7 +332,7 @@ class Scheduler:
             elif taker.status is SequenceStatus.PAUSED:
                 others = [one for one in others if self._queue.outranks(taker, one)]
             else:
-                others = [one for one in others if self._queue.is_due(taker, one)]
+                others = self._queue.due_victims(taker, others)
         return still_ones_first(others)
 
     def _take_from(self, victims: list[Sequence], num_blocks: int, draft: _Draft) -> None:

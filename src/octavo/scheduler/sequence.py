@@ -10,7 +10,7 @@ from octavo.kv.prefix_index import COMMON, Namespace
 from octavo.scheduler.share import NOBODYS, Share
 
 if TYPE_CHECKING:
-    from octavo.scheduler.fair_queue import Flow
+    from octavo.scheduler.flow import Flow
 
 Rank: TypeAlias = tuple[int, int, int]
 """Priority, age, arrival: the order among the sequences of a user. The less, the sooner."""
