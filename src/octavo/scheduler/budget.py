@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from octavo.scheduler.cost_model import NOTHING, CostModel, StepWork
 from octavo.scheduler.sequence import Sequence
@@ -26,19 +26,20 @@ class StepBudget:
         |<-- everybody who generates: one token each, set aside -->|<-- prompts, in order -->|
         |<------------------------- target, in seconds, as the cost model predicts --------->|
 
-    The whole of `max_tokens` goes to prompts while nobody is read: no interactive sequence generates, or
-    nothing has been measured yet.
+    While nobody is read (no interactive sequence generates), or nothing has been measured yet, prompts get
+    all of `max_tokens`. Those of background work keep within the target too while anybody else is in the
+    step, who would wait for them.
 
-    limit: predicted seconds that the step may take; None: no limit but tokens. over_target: those who
-    generate take more than a given target alone. set_aside_work: theirs.
+    over_target: those who generate take more than a given target alone. set_aside_work: theirs.
     """
 
     __slots__ = (
+        "_background_limit",
         "_cost_model",
+        "_limit",
         "_set_aside",
         "_target",
         "_work",
-        "limit",
         "over_target",
         "set_aside_work",
         "tokens_left",
@@ -47,25 +48,26 @@ class StepBudget:
     def __init__(self, max_tokens: int, cost_model: CostModel, target: float | None) -> None:
         """target: seconds; None: `LEAST_TARGET`, or more where those who generate need it."""
         self.tokens_left = max_tokens
-        self.limit: float | None = None
         self.over_target = False
+        self._limit: float | None = None  # predicted seconds of the step
+        self._background_limit: float | None = None
         self._set_aside: set[Sequence] = set()
         self._cost_model = cost_model
         self._target = target
         self._work = self.set_aside_work = NOTHING
 
-    def set_aside(self, generating: Iterable[Sequence]) -> None:
-        """One token for each; and the step has a limit if one of them is read."""
+    def set_aside(self, generating: Collection[Sequence], *, interactive: bool) -> None:
+        """One token for each of those who generate. interactive: the step is not only background work."""
         self._set_aside = set(generating)
-        self._work = self.set_aside_work = StepWork.of(
-            [(one.num_computed_tokens, 1) for one in self._set_aside]
-        )
+        self._work = self.set_aside_work = StepWork.of([(one.num_computed_tokens, 1) for one in generating])
         alone = self._cost_model.predict(self._work)
-        if alone is None or all(one.background for one in self._set_aside):
+        if alone is None or not interactive:
             return
         target = self._target if self._target is not None else max(LEAST_TARGET, OF_DECODE * alone)
-        self.limit = max(target, alone / (1 - PROMPT_SHARE))
-        self.over_target = self._target is not None and alone > self._target
+        self._background_limit = max(target, alone / (1 - PROMPT_SHARE))
+        if not all(one.background for one in generating):
+            self._limit = self._background_limit
+            self.over_target = self._target is not None and alone > self._target
 
     def visit(self, sequence: Sequence) -> None:
         """Its turn has come, or it has lost its turn: nothing is set aside for it any longer."""
@@ -76,12 +78,13 @@ class StepBudget:
         """Tokens that are left beside those set aside."""
         return self.tokens_left - len(self._set_aside)
 
-    def tokens_for(self, start: int, num_wanted: int, *, first_prompt: bool) -> int:
-        """Tokens that a chunk which begins at position `start` may have, `num_wanted` at most."""
-        allowed = min(num_wanted, self.unassigned)
-        if self.limit is None or allowed <= 1:
+    def tokens_for(self, sequence: Sequence, start: int, *, first_prompt: bool) -> int:
+        """Tokens that the next chunk of a sequence, from position `start`, may have."""
+        allowed = min(len(sequence.token_ids) - start, self.unassigned)
+        limit = self._background_limit if sequence.background else self._limit
+        if limit is None or allowed <= 1:
             return allowed
-        within = self._cost_model.tokens_within(self.limit, self._work, start)
+        within = self._cost_model.tokens_within(limit, self._work, start)
         return min(allowed, max(within, ROW_TILE if first_prompt else 0))
 
     def spend(self, start: int, num_tokens: int) -> None:

@@ -176,7 +176,7 @@ class Scheduler:
         seated: dict[Sequence, WaitReason | None] = dict.fromkeys(self._take_seats(draft))
         order = [one for one in seated if one.status is _RUNNING or one in draft.beginners]
         generating = [one for one in order if len(one.token_ids) - one.num_computed_tokens == 1]
-        budget.set_aside(generating)
+        budget.set_aside(generating, interactive=not all(one.background for one in order))
         for sequence in sorted(generating, key=_seniority):
             budget.visit(sequence)
             if sequence not in draft.robbed:
@@ -350,7 +350,7 @@ class Scheduler:
         stop inside a block, or two that share a document would compute the same tokens side by side.
         """
         size, num_known = self._cache.block_size, len(sequence.token_ids)
-        allowed = draft.budget.tokens_for(start, num_known - start, first_prompt=not draft.has_prompt)
+        allowed = draft.budget.tokens_for(sequence, start, first_prompt=not draft.has_prompt)
         end = start + allowed
         if end < num_known:
             if end - end % size > start:
