@@ -90,7 +90,7 @@ def test_clients_that_vanish_give_back_their_own_and_nothing_else(
             running.read_some()
         prefilling = RawClient(server, document)
         wait_until(lambda: server.metric("num_requests_running") == 3)
-        waiting = RawClient(server, endless)
+        waiting = RawClient(server, endless | {"priority": 1})  # or it would take the seat of the long prompt
         wait_until(lambda: server.metric("num_requests_waiting") == 1)
         for client in (waiting, prefilling, running):
             client.vanish(abruptly=abruptly)
@@ -109,7 +109,7 @@ def test_whoever_leaves_the_others_hear_what_they_hear_alone(server: ServerProce
         "staying": {"prompt": PROMPT, "max_tokens": 48},
         "running": {"prompt": PROMPT + " Begin with the tides.", "max_tokens": 400},
         "prefilling": {"prompt": document, "max_tokens": 8},
-        "waiting": {"prompt": document[:40], "max_tokens": 24},
+        "waiting": {"prompt": document[:40], "max_tokens": 24, "priority": 1},
     }
     for number, body in enumerate(bodies.values()):
         body |= {"temperature": 0.8, "seed": number, "ignore_eos": True}

@@ -187,6 +187,13 @@ class FairQueue:
         return flow.background, flow.counter + index * flow.gap, flow.opened
 
     @staticmethod
+    def quantum_of(sequence: Sequence) -> float:
+        """A quantum of its service, in virtual tokens."""
+        flow = sequence.flow
+        assert flow is not None, f"{sequence} is not in the queue"
+        return flow.gap
+
+    @staticmethod
     def outranks(sequence: Sequence, other: Sequence) -> bool:
         """Whether a sequence comes first by its class or priority, whatever was computed for whom."""
         if sequence.flow is other.flow:
@@ -196,15 +203,13 @@ class FairQueue:
     def due_victims(self, sequence: Sequence, others: list[Sequence]) -> list[Sequence]:
         """Of others that have begun, whose blocks one that has not may take to begin: those that it outranks,
         and those that began a quantum of service ahead of where it stands now."""
-        flow = sequence.flow
-        assert flow is not None, f"{sequence} is not in the queue"
-        ahead = self.place(sequence)[1] + flow.gap
+        ahead = self.place(sequence)[1] + self.quantum_of(sequence)
         return [
             one
             for one in others
             if (
                 one.seniority[1] >= ahead
-                if one.flow is not flow and one.background is sequence.background
+                if one.flow is not sequence.flow and one.background is sequence.background
                 else self.outranks(sequence, one)
             )
         ]
