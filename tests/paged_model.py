@@ -141,14 +141,14 @@ class PagedServer:
 
     def admit(self, sequence: Sequence, max_tokens: int) -> None:
         """Let a request arrive that was made elsewhere."""
-        self.scheduler.add(sequence, self.num_steps * SECONDS_A_STEP)
+        self.scheduler.add(sequence, self.clock)
         self._max_tokens[sequence] = max_tokens
 
     def plan(self) -> StepPlan:
         """Plan a step; `end` or `fail` must follow if it has chunks."""
         self.model.release(self.cache.pages.retire(self.cache.num_blocks))
         self.audit()
-        plan = self.scheduler.step(self.num_steps * SECONDS_A_STEP)
+        plan = self.scheduler.step(self.clock)
         planned = [chunk.sequence for chunk in plan.chunks]
         assert len(set(planned)) == len(planned)
         assert not set(planned) & set(plan.preempted), "a planned sequence is a victim in the same step"
@@ -190,6 +190,11 @@ class PagedServer:
                 return
             assert self.step().chunks, "there is work, and nothing is planned"
         raise AssertionError(f"not finished after {max_steps} steps")
+
+    @property
+    def clock(self) -> float:
+        """Seconds, were each step one of twenty."""
+        return self.num_steps * SECONDS_A_STEP
 
     @property
     def least_blocks(self) -> int:

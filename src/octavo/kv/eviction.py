@@ -80,6 +80,7 @@ class EvictionOrder:
         self.num_blocks = num_blocks
         self.quotas = dict(quotas or {})
         self.clock = 0
+        self.num_background = 0  # cached blocks that only background work has used
         self._accounts: dict[tuple[str, bool], _Account] = {}
         self._account_of: dict[PrefixNode, _Account] = {}
         self._num_tickets = 0
@@ -94,6 +95,7 @@ class EvictionOrder:
         account = self._account(node.owner, background=node.background)
         self._account_of[node] = account
         account.num_blocks += 1
+        self.num_background += account.background
         if not account.takes_part:
             self._dealt = None
         account.last_used = node.last_used = self.clock
@@ -111,6 +113,7 @@ class EvictionOrder:
         """A cached block is referred to again, or has been chosen."""
         account = self._account_of.pop(node)
         account.num_blocks -= 1
+        self.num_background -= account.background
         if node.ticket:
             node.ticket = 0
             account.num_leaves -= 1

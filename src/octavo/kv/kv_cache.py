@@ -181,6 +181,11 @@ class KVCache:
         return self._pool.num_used
 
     @property
+    def num_cached_of_interactive(self) -> int:
+        """Of the cached blocks, those that not only background work has used."""
+        return self._pool.num_cached - self._pool.eviction.num_background
+
+    @property
     def num_cached(self) -> int:
         """Blocks that nobody refers to and whose content is known."""
         return self._pool.num_cached

@@ -321,6 +321,7 @@ class Scheduler:
         cache = self._cache
         waits = sequence.status is SequenceStatus.WAITING
         room = cache.num_available - self._needed_blocks(draft) - (self.watermark if waits else 0)
+        room -= self._others_cache(sequence)
         if cache.blocks_missing(sequence) > room:
             ahead = sum(len(one.token_ids) - one.num_computed_tokens for one in visited)
             victims = self._victims(sequence, draft) if ahead < draft.budget.tokens_left else []
@@ -400,16 +401,18 @@ class Scheduler:
         end = num_known if next_only else self._chunk_end(sequence, start, draft)
         if end <= start:
             return WaitReason.FAIR_SHARE
-        if self._blocks_until(end, sequence, found) > cache.num_available:
+        left_alone = self._others_cache(sequence)
+        if self._blocks_until(end, sequence, found) + left_alone > cache.num_available:
             victims = self._victims(sequence, draft)
-            self._take_from(victims, self._blocks_until(end, sequence, found), draft)
+            self._take_from(victims, self._blocks_until(end, sequence, found) + left_alone, draft)
+            left_alone = self._others_cache(sequence) if sequence is not draft.eldest else 0
             # Some of what was found may have been the victims' alone.
-            lacking = self._blocks_until(end, sequence, found) - cache.num_available
+            lacking = self._blocks_until(end, sequence, found) + left_alone - cache.num_available
             if lacking > 0 and found is not None and found.source is not None:
                 found = found.without_copy(sequence.num_computed_tokens)
                 start = found.end
                 end = max(start, self._chunk_end(sequence, start, draft))
-                lacking = self._blocks_until(end, sequence, found) - cache.num_available
+                lacking = self._blocks_until(end, sequence, found) + left_alone - cache.num_available
             if lacking > 0:
                 end = min(end, (cache.blocks_for(end) - lacking) * cache.block_size)
             if end <= start:
@@ -446,6 +449,13 @@ class Scheduler:
             return cache.blocks_for(end) - len(sequence.block_table)
         beyond = cache.blocks_for(len(sequence.token_ids)) - cache.blocks_for(end)
         return cache.blocks_missing(sequence, found) - beyond
+
+    def _others_cache(self, sequence: Sequence) -> int:
+        """Cached blocks that are not for background work to have forgotten: what others have used, up to half
+        of the pool. The eldest may, once there is nothing else to take."""
+        if not sequence.background:
+            return 0
+        return min(self._cache.num_cached_of_interactive, self._cache.target_blocks // 2)
 
     def _preempt(self, sequence: Sequence, reason: PreemptionReason, num_lost: int, draft: _Draft) -> None:
         """Let a sequence stand still for lack of blocks. Who stands still already is not paused again."""
