@@ -96,6 +96,10 @@ def test_everybody_ends_in_a_few_hundred_crowds() -> None:
     assert sum(preemptions for _, preemptions in outcomes) > 300, "or the pools were not too small"
 
 
+def test_whoever_goes_on_with_what_it_takes_from_another_does_not_count_it_as_room() -> None:
+    run(2462)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("thousand", range(10))
 def test_everybody_ends_in_ten_thousand_crowds(thousand: int) -> None:

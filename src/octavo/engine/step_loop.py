@@ -211,7 +211,7 @@ class StepLoop:
         if plan.preemptions:
             self._note_preemptions(plan)
         if not plan.chunks:
-            return False
+            return bool(plan.preemptions)  # what was taken may be enough for the next one
         try:
             batch = self._build_batch(plan)
             self._hand_over()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Ordered
 
 from octavo.kv.block import Block
@@ -11,16 +11,17 @@ from octavo.kv.kv_cache import KVCache
 from octavo.scheduler.sequence import Sequence, SequenceStatus
 
 
-def exclusive_blocks(victims: Ordered[Sequence], enough: int) -> int:
+def exclusive_blocks(victims: Ordered[Sequence], enough: int, wanted: Collection[Block] = ()) -> int:
     """Blocks that become available at once if the victims lose all they hold: those that nobody else shares.
 
-    Counting stops at `enough`.
+    Counting stops at `enough`. wanted: blocks whose content the taker goes on with, so that they are no gain.
     """
     num_blocks = 0
     for victim in victims:
         if num_blocks >= enough:
             break
-        num_blocks += sum(block.ref_count == 1 for block in victim.block_table.blocks)
+        blocks = victim.block_table.blocks
+        num_blocks += sum(block.ref_count == 1 and block not in wanted for block in blocks)
     return num_blocks
 
 

@@ -329,11 +329,17 @@ class Scheduler:
             room += sum(cache.blocks_missing(one) for one in victims if one.status is _RUNNING)
             if room < 1 and not victims:
                 return False
-            lacking = cache.blocks_missing(sequence, cache.find(sequence)) - room
-            if exclusive_blocks(victims, lacking) < lacking:
+            found = cache.find(sequence)
+            known = {node.block for node in found.nodes if node.block is not None}
+            lacking = cache.blocks_missing(sequence, found) - room
+            if exclusive_blocks(victims, lacking, known) < lacking:
                 return False
-            if lacking > 0:
-                self._take_from(victims, cache.num_available + lacking, draft)
+            for _ in range(2):  # what was found may have been the victims' alone, and is no longer in use
+                if lacking > 0:
+                    before = cache.num_available
+                    self._take_from(victims, before + lacking, draft)
+                    room += cache.num_available - before
+                    lacking = cache.blocks_missing(sequence, found) - room
         return True
 
     def _needed_blocks(self, draft: _Draft) -> int:
