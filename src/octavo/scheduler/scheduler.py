@@ -321,7 +321,7 @@ class Scheduler:
         cache = self._cache
         waits = sequence.status is SequenceStatus.WAITING
         room = cache.num_available - self._needed_blocks(draft) - (self.watermark if waits else 0)
-        room -= self._others_cache(sequence)
+        room -= self._others_cache() if sequence.background else 0
         if cache.blocks_missing(sequence) > room:
             ahead = sum(len(one.token_ids) - one.num_computed_tokens for one in visited)
             victims = self._victims(sequence, draft) if ahead < draft.budget.tokens_left else []
@@ -407,11 +407,11 @@ class Scheduler:
         end = num_known if next_only else self._chunk_end(sequence, start, draft)
         if end <= start:
             return WaitReason.FAIR_SHARE
-        left_alone = self._others_cache(sequence)
+        left_alone = self._others_cache() if sequence.background else 0
         if self._blocks_until(end, sequence, found) + left_alone > cache.num_available:
             victims = self._victims(sequence, draft)
             self._take_from(victims, self._blocks_until(end, sequence, found) + left_alone, draft)
-            left_alone = self._others_cache(sequence) if sequence is not draft.eldest else 0
+            left_alone = 0 if sequence is draft.eldest else left_alone and self._others_cache()
             # Some of what was found may have been the victims' alone.
             lacking = self._blocks_until(end, sequence, found) + left_alone - cache.num_available
             if lacking > 0 and found is not None and found.source is not None:
@@ -456,11 +456,9 @@ class Scheduler:
         beyond = cache.blocks_for(len(sequence.token_ids)) - cache.blocks_for(end)
         return cache.blocks_missing(sequence, found) - beyond
 
-    def _others_cache(self, sequence: Sequence) -> int:
+    def _others_cache(self) -> int:
         """Cached blocks that are not for background work to have forgotten: what others have used, up to half
         of the pool. The eldest may, once there is nothing else to take."""
-        if not sequence.background:
-            return 0
         return min(self._cache.num_cached_of_interactive, self._cache.target_blocks // 2)
 
     def _preempt(self, sequence: Sequence, reason: PreemptionReason, num_lost: int, draft: _Draft) -> None:
