@@ -19,6 +19,9 @@ from octavo.scheduler.sequence import Sequence, SequenceStatus
 LOOK_AHEAD = 4
 """Waiting ones that are compared by what is known of them, each at the price of a search."""
 
+MOST_IN_VAIN = 16
+"""Who may begin behind as many tokens as a step has: they get some of it only where they share a prompt."""
+
 _RUNNING = SequenceStatus.RUNNING
 _seniority = attrgetter("seniority")
 
@@ -83,7 +86,7 @@ class Scheduler:
         self._waiting: dict[Sequence, None] = {}
         self._running: dict[Sequence, None] = {}
         self._seated: dict[Sequence, WaitReason | None] = {}  # who was visited, and what it lacked
-        self._blocked = False  # one could not begin, and nobody behind it
+        self._turned_away: WaitReason | None = None  # why the first could not begin that could not
         self._last_planned = 0  # the last arrival before the last step
         self._num_arrived = 0
         self._now = 0.0
@@ -138,7 +141,7 @@ class Scheduler:
             return seated[sequence]
         if len(seated) >= self.config.max_num_seqs:
             return WaitReason.SEATS
-        return WaitReason.KV if self._blocked and sequence.arrival <= self._last_planned else None
+        return self._turned_away if sequence.arrival <= self._last_planned else None
 
     # Coming and going.
 
@@ -250,16 +253,18 @@ class Scheduler:
         """Who is visited in this step, in order: those who run, those who wait or are paused and can begin.
 
         When one cannot, because what it knows does not fit, nobody behind it begins, but for the eldest,
-        which begins with whatever fits. Who runs keeps its seat before those who cannot begin.
+        which begins with whatever fits. Nor do more than a few whom the tokens of the step cannot reach,
+        unless they share what others compute in it. Who runs keeps its seat before those who cannot begin.
         """
         running = [one for one in self._running if not one.held]
         draft.eldest = eldest = min(running, key=_seniority, default=None)
         seats = self.config.max_num_seqs
         visited: list[Sequence] = []
-        self._blocked = False
+        self._turned_away = None
+        tokens_ahead = num_in_vain = 0
         order = self._queue.in_order(self._now)
         for one in self._nearest_to_cache(order) if len(self._waiting) > 1 else order:
-            if len(visited) >= seats or self._blocked:
+            if len(visited) >= seats:
                 break
             if one.held:
                 continue
@@ -267,13 +272,19 @@ class Scheduler:
                 draft.eldest = eldest = one
             if one.status is _RUNNING:
                 visited.append(one)
+            elif num_in_vain >= MOST_IN_VAIN and one is not eldest:
+                self._turned_away = WaitReason.FAIR_SHARE
+                break
             elif one is eldest or (one not in draft.robbed and self._makes_room(one, visited, draft)):
                 draft.beginners.add(one)
                 draft.needed = self._needed_blocks(draft) + self._cache.blocks_missing(one)
                 visited.append(one)
+                num_in_vain += tokens_ahead >= self.config.max_num_batched_tokens
             else:
-                self._blocked = True
-        if self._blocked:
+                self._turned_away = WaitReason.KV
+                break
+            tokens_ahead += len(one.token_ids) - one.num_computed_tokens
+        if self._turned_away is not None:
             here = set(visited)
             others = [one for one in running if one.status is _RUNNING and one not in here]
             generating = [one for one in others if len(one.token_ids) - one.num_computed_tokens == 1]
