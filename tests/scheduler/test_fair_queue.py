@@ -265,6 +265,11 @@ def test_background_work_without_service_for_long_is_first_once() -> None:
     assert queue.order == ["night", "chat"]
     night.held = True
     assert queue.order == ["chat", "night"]
+    queue.now += STARVED_AFTER
+    other = queue.add("other", "cleo", background=True)
+    queue.now += STARVED_AFTER
+    assert queue.order[0] == "other", "one that nobody reads does not keep the next one waiting"
+    queue.queue.remove(other)
     night.held = False
     queue.serve((night, 8), (chat, 1))
     assert queue.order == ["chat", "night"]

@@ -228,10 +228,13 @@ class FairQueue:
 
     def _starved(self, now: float) -> Sequence | None:
         """The first of the background flow that has been without service for longest, if that is too long."""
-        flow = next(iter(self._background), None)
-        if flow is None or now - flow.served_at < STARVED_AFTER:
-            return None
-        return next((sequence for _, sequence in flow.ranked if not sequence.held), None)
+        for flow in self._background:
+            if now - flow.served_at < STARVED_AFTER:
+                return None
+            for _, sequence in flow.ranked:
+                if not sequence.held:
+                    return sequence
+        return None
 
     # --- flows ------------------------------------------------------------------------------------
 
